@@ -1,0 +1,31 @@
+"""The command `openclip-linattn`: thin screens, one file per subcommand, over the package's functions."""
+
+import sys
+
+import typer
+
+from openclip_linattn.cli import data, doctor, evaluate, models, quickstart, train
+from openclip_linattn.errors import UserError
+
+app = typer.Typer(
+    name="openclip-linattn",
+    help="CLIP models with linear and infinite attention for OpenCLIP: train, evaluate, compare.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("models")(models.models_command)
+app.command("train", context_settings=train.CONTEXT, add_help_option=False)(train.train_command)
+app.command("eval")(evaluate.evaluate_command)
+app.add_typer(data.app, name="data", help="Make, check and describe webdataset shards.")
+app.command("quickstart")(quickstart.quickstart_command)
+app.command("doctor")(doctor.doctor_command)
+
+
+def main() -> None:
+    """Runs the command line; wrong input ends with its sentence and exit status 2, without a traceback."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)

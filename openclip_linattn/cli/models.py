@@ -1,0 +1,51 @@
+"""`openclip-linattn models`: the registered models with their parameters and cost."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+
+def models_command(
+    pattern: Annotated[str, typer.Argument(help="Show only names that contain this.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the registered models: attention kinds, parameters per tower (M), forward GMAC per image-text pair."""
+    rows = [row for row in model_rows() if pattern.lower() in row["model"].lower()]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    if not rows:
+        typer.echo(f"no model name contains {pattern!r}", err=True)
+        raise typer.Exit(1)
+    Console(width=None if Console().is_terminal else 120).print(_table(rows))
+
+
+def model_rows() -> list[dict[str, Any]]:
+    """One dict per registered model: name, attention kinds, parameters and GMAC per tower."""
+    from openclip_scaling.flops import clip_cost
+
+    from openclip_linattn.registration import models
+
+    rows = []
+    for name, config in models().items():
+        cost = clip_cost(config.content)
+        rows.append({"model": name, "image_size": config.content["vision_cfg"]["image_size"], **cost.as_dict()})
+    return rows
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="Models (GMAC: multiply-adds of one forward pass of one image-text pair, in 1e9)")
+    for heading in ("model", "image\nattention", "text\nattention", "px"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("image\nM par.", "text\nM par.", "total\nM par.", "image\nGMAC", "text\nGMAC", "total\nGMAC"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        millions = [f"{row[key] / 1e6:.2f}" for key in ("image_parameters", "text_parameters", "parameters")]
+        gmac = [f"{row[key]:.3f}" for key in ("image_gmac", "text_gmac", "gmac")]
+        table.add_row(
+            row["model"], row["image_attention"], row["text_attention"], str(row["image_size"]), *millions, *gmac
+        )
+    return table

@@ -1,0 +1,6 @@
+"""The little grammar that generated captions need."""
+
+
+def article(word: str) -> str:
+    """`an` before a vowel, else `a` ("an orange", "a red")."""
+    return "an" if word[:1].lower() in "aeiou" else "a"

@@ -1,0 +1,44 @@
+"""Files appear whole or not at all: a temporary name beside the target, then a rename."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from openclip_linattn.errors import UserError
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path` and rename it to `path` when the block ends without an error."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` as UTF-8, atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` to `path` as indented JSON, atomically; NaN and infinity raise ValueError."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file; a file that cannot be read or parsed raises UserError naming it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}): repair or delete it.") from error

@@ -1,0 +1,153 @@
+"""run.json: what a training run is, what it planned, what it has seen; written beside OpenCLIP's own files."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from openclip_scaling.flops import clip_cost
+
+PACKAGES = ("openclip-linattn", "open_clip_torch", "torch", "timm", "webdataset", "numpy", "transformers")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Samples and steps that a training command asks for, with OpenCLIP's rounding.
+
+    Every epoch is rounded up to whole batches per data-loader worker; with accumulation the tail is dropped.
+    """
+
+    samples_per_epoch: int
+    batch_size: int
+    world_size: int
+    workers: int
+    accum_freq: int
+    epochs: int
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one optimiser step over all processes."""
+        return self.batch_size * self.world_size * self.accum_freq
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps of one epoch."""
+        workers = max(1, self.workers)
+        batches = -(-self.samples_per_epoch // (self.batch_size * self.world_size))
+        return -(-batches // workers) * workers // self.accum_freq
+
+    def totals(self, epochs: int) -> dict[str, int]:
+        """Epochs, steps and samples of a number of epochs."""
+        steps = self.steps_per_epoch * epochs
+        return {"epochs": epochs, "steps": steps, "samples": steps * self.global_batch}
+
+
+class Manifest:
+    """The file <logs>/<name>/run.json, rewritten atomically at every change."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.content: dict[str, Any] = {"segments": []}
+        if path.exists():
+            self.content = json.loads(path.read_text(encoding="utf-8"))
+
+    def start(self, plan: Plan | None, *, start_epoch: int, **facts: Any) -> None:
+        """Opens a segment: one process group's life, from start or resume to its end."""
+        self.content.update(facts)
+        self.content["status"] = "running"
+        segment: dict[str, Any] = {"start": _now(), "start_epoch": start_epoch, "end": None}
+        if plan is not None:
+            segment["planned"] = plan.totals(max(0, plan.epochs - start_epoch))
+            self.content["batch_size"] = plan.global_batch
+            self.content["planned"] = _plus(self._before(start_epoch), segment["planned"])
+        self.content["segments"].append(segment)
+        self.write()
+
+    def finish(self, status: str, plan: Plan | None, *, epochs_done: int) -> None:
+        """Closes the segment with what was truly seen: whole epochs, which are what OpenCLIP saves."""
+        segment = self.content["segments"][-1]
+        segment["end"] = _now()
+        self.content["status"] = status
+        if plan is not None:
+            start_epoch = segment["start_epoch"]
+            segment["seen"] = plan.totals(max(0, epochs_done - start_epoch))
+            self.content["seen"] = _plus(self._before(start_epoch), segment["seen"])
+        self.write()
+
+    def _before(self, start_epoch: int) -> dict[str, int]:
+        """What earlier segments saw up to `start_epoch`, where this one takes over."""
+        total = {"epochs": 0, "steps": 0, "samples": 0}
+        closed = self.content["segments"]
+        for segment in closed[:-1] if closed and closed[-1]["end"] is None else closed:
+            seen = segment.get("seen") or segment.get("planned")
+            # A resumed run repeats no epoch, so of an interrupted segment only the epochs before the next start count.
+            if seen and seen["epochs"]:
+                epochs = min(seen["epochs"], max(0, start_epoch - segment["start_epoch"]))
+                total = _plus(total, {key: seen[key] * epochs // seen["epochs"] for key in total})
+        return total
+
+    def write(self) -> None:
+        """Writes the file through a temporary one beside it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(".json.tmp")
+        temporary.write_text(json.dumps(self.content, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, self.path)
+
+
+def model_facts(name: str, config: dict[str, Any], image_size: int | None = None) -> dict[str, Any]:
+    """Attention kinds, parameters per tower and forward GMAC per pair of a registered model."""
+    if image_size is not None:
+        config = {**config, "vision_cfg": {**config["vision_cfg"], "image_size": image_size}}
+    cost = clip_cost(config)
+    return {
+        "model": name,
+        "attention": cost.image_attention,
+        "text_attention": cost.text_attention,
+        "parameters": {"image": cost.image_parameters, "text": cost.text_parameters, "total": cost.parameters},
+        "gmac_per_pair": cost.gmac,
+        "model_config": config,
+    }
+
+
+def machine_facts(argv: list[str]) -> dict[str, Any]:
+    """Versions, git commit and command line of this process."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "versions": versions,
+        "git_commit": _git_commit(),
+        "command": shlex.join(["python", "-m", "openclip_linattn.train", *argv]),
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit of the checkout that the command runs in, marked when there are uncommitted changes."""
+    try:
+        result = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip() or None
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _plus(a: dict[str, int], b: dict[str, int]) -> dict[str, int]:
+    return {key: a[key] + b[key] for key in a}

@@ -1,0 +1,165 @@
+"""Finds checkpoints and the model name and settings that they were trained with."""
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+
+RUN_FILE = "run.json"
+PARAMS_FILE = "params.txt"
+CHECKPOINT_FOLDER = "checkpoints"
+
+# Flags of OpenCLIP that change the model or its preprocessing, and the value that leaves both alone.
+MODEL_SETTINGS: Mapping[str, object] = {
+    "force_image_size": None,
+    "force_quick_gelu": False,
+    "force_custom_text": False,
+    "force_context_length": None,
+    "image_mean": None,
+    "image_std": None,
+    "image_interpolation": None,
+    "image_resize_mode": None,
+}
+
+
+class CheckpointError(UserError):
+    """A checkpoint that cannot be evaluated, while others may."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint file, the model that it belongs to, and the settings that differ from the model's config.
+
+    `path` is absolute with its folders resolved; `run` is the run's folder, None outside one.
+    """
+
+    path: Path
+    model: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    run: Path | None = None
+
+    @property
+    def results_folder(self) -> Path | None:
+        """The folder that keeps the rows of this checkpoint: its own, when it is a run's checkpoints folder."""
+        inside = self.run is not None and self.path.parent == self.run / CHECKPOINT_FOLDER
+        return self.path.parent if inside else None
+
+    @property
+    def numbered_epoch(self) -> int | None:
+        """N of epoch_N.pt, else None."""
+        return _epoch(self.path)
+
+
+def find_checkpoints(sources: Sequence[str | Path], model: str | None = None) -> list[Checkpoint]:
+    """Return the checkpoints that `sources` name, each once, in order, with their models.
+
+    A source is a checkpoint file, a run folder or its checkpoints folder; of a folder every epoch_N.pt is
+    taken in order of N (epoch_latest.pt only when it is named itself). The model is `model`, else that of
+    the run's run.json, else that of its params.txt. Raises UserError for a source without checkpoints and
+    for a checkpoint whose model is nowhere written.
+    """
+    paths = dict.fromkeys(path for source in sources for path in _files(Path(source)))
+    if not paths:
+        raise UserError(
+            "no checkpoint was named; give a checkpoint file, a run folder or its checkpoints folder"
+        )
+    return [_describe(path, model) for path in paths]
+
+
+def _files(source: Path) -> list[Path]:
+    if source.is_file():
+        return [source.parent.resolve() / source.name]
+    if not source.is_dir():
+        raise UserError(
+            f"{source} does not exist; give a checkpoint file, a run folder or its checkpoints folder"
+        )
+    folder = source / CHECKPOINT_FOLDER if (source / CHECKPOINT_FOLDER).is_dir() else source
+    folder = folder.resolve()
+    epochs = {
+        path: epoch
+        for path in folder.glob("epoch_*.pt")
+        if (epoch := _epoch(path)) is not None and path.is_file()
+    }
+    if not epochs:
+        latest = folder / "epoch_latest.pt"
+        hint = f"; name {latest} itself to evaluate it" if latest.is_file() else ""
+        raise UserError(f"{folder} holds no epoch_N.pt{hint}")
+    return sorted(epochs, key=lambda path: (epochs[path], path.name))
+
+
+def _epoch(path: Path) -> int | None:
+    found = re.fullmatch(r"epoch_([0-9]+)\.pt", path.name)
+    return int(found[1]) if found else None
+
+
+def _describe(path: Path, model: str | None) -> Checkpoint:
+    run = _run_folder(path)
+    recorded = _read_run_json(run / RUN_FILE) if run else {}
+    params = read_params(run / PARAMS_FILE) if run else {}
+    name = model or _agreed_model(recorded, params, path)
+    settings = {}
+    for key, neutral in MODEL_SETTINGS.items():
+        value = recorded.get(key, params.get(key, neutral))
+        if value != neutral:
+            settings[key] = value
+    return Checkpoint(path, name, settings, run)
+
+
+def _run_folder(path: Path) -> Path | None:
+    above = [path.parent.parent] if path.parent.name == CHECKPOINT_FOLDER else []
+    for folder in [*above, path.parent]:
+        if (folder / RUN_FILE).is_file() or (folder / PARAMS_FILE).is_file():
+            return folder
+    return None
+
+
+def _agreed_model(recorded: Mapping[str, Any], params: Mapping[str, Any], path: Path) -> str:
+    names = [str(source["model"]) for source in (recorded, params) if source.get("model")]
+    if not names:
+        raise UserError(
+            f"{path}: no {RUN_FILE} or {PARAMS_FILE} beside it names its model; give --model NAME"
+        )
+    if len(set(names)) > 1:
+        raise UserError(
+            f"{path}: {RUN_FILE} says model {names[0]!r} and {PARAMS_FILE} says {names[1]!r}; say which with --model NAME"
+        )
+    return names[0]
+
+
+def _read_run_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        recorded = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read ({error}); mend it or move it away") from error
+    if not isinstance(recorded, dict):
+        raise UserError(f"{path} must hold a JSON object; mend it or move it away")
+    return recorded
+
+
+def read_params(path: Path) -> dict[str, Any]:
+    """Return what OpenCLIP's params.txt ("key: value" lines) says; {} where there is none.
+
+    Values are Python literals where they look like one (None, False, 224, [224, 224]), else text.
+    """
+    if not path.is_file():
+        return {}
+    params: dict[str, Any] = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        key, separator, value = line.partition(":")
+        if separator:
+            params[key.strip()] = _literal(value.strip())
+    return params
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

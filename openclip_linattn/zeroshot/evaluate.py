@@ -1,0 +1,263 @@
+"""Zero-shot classification of evaluation sets with the checkpoints of training runs."""
+
+import importlib.metadata
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from ..errors import UserError
+from .checkpoints import Checkpoint, CheckpointError, find_checkpoints
+from .dataset import EvaluationSet, open_evaluation_set
+from .labels import LabelSet
+from .models import PRECISIONS, check_model_name, choose_device, epoch_of, load_model
+from .rows import Row, inputs_digest, read_rows, row_key, save_rows, write_json
+from .score import Classifiers, score
+
+logger = logging.getLogger(__name__)
+
+_PACKAGES = ("openclip-linattn", "open_clip_torch", "torch", "timm", "numpy", "webdataset")
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """How to evaluate; raises UserError for a bad number or precision.
+
+    model: the model of every checkpoint (default: what its run recorded); label_sets: names to keep
+    (default: all); classnames, templates: files that replace those of the data; workers: processes that
+    decode (default: as many as there are cores, at most 4); precision: one of OpenCLIP's; device: auto,
+    cpu, cuda, ...; save: keep rows beside the checkpoints of a run; again: evaluate also what has a valid
+    row already.
+    """
+
+    model: str | None = None
+    label_sets: Sequence[str] = ()
+    classnames: Path | None = None
+    templates: Path | None = None
+    batch_size: int = 64
+    workers: int | None = None
+    precision: str = "fp32"
+    device: str = "auto"
+    save: bool = True
+    again: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UserError(f"the batch size is {self.batch_size}; it must be at least 1")
+        if self.workers is not None and self.workers < 0:
+            raise UserError(f"the number of workers is {self.workers}; it must be at least 0")
+        if self.precision not in PRECISIONS:
+            raise UserError(f"unknown precision {self.precision!r}; known: {', '.join(PRECISIONS)}")
+
+    @property
+    def worker_count(self) -> int:
+        """The number of worker processes to use."""
+        return min(4, len(os.sched_getaffinity(0))) if self.workers is None else self.workers
+
+
+class EvaluationFailed(UserError):
+    """Some checkpoints could not be evaluated; `rows` holds those of the others."""
+
+    def __init__(self, message: str, rows: list[Row]) -> None:
+        super().__init__(message)
+        self.rows = rows
+
+
+def evaluate(
+    checkpoints: Sequence[str | Path],
+    data: Sequence[str | Path],
+    options: EvaluationOptions | None = None,
+    *,
+    output: Path | None = None,
+    console: Console | None = None,
+) -> list[Row]:
+    """Return one row per checkpoint, data set and label set, in this order.
+
+    `checkpoints` and `data` are as in `find_checkpoints` and `open_evaluation_set`. Rows are saved after
+    each checkpoint to zeroshot.jsonl beside it, where it lies in a run folder, and all to `output` (JSON).
+    Notices and progress go to `console`; None is silent. What can be checked is checked before the first
+    model is built. Raises UserError for bad input, DataError for a sample that cannot be used, and, once
+    the others are done, EvaluationFailed for checkpoints that do not load or give non-finite features.
+    """
+    options = options or EvaluationOptions()
+    found = find_checkpoints(checkpoints, options.model)
+    for checkpoint in found:
+        check_model_name(checkpoint.model)
+    sets = _open_sets(data, options)
+    _check_output(output)
+    with _progress(console) as progress:
+        for each in sets:
+            names = ", ".join(label_set.name for label_set in each.label_sets)
+            progress.console.print(
+                f"{each.name}: {each.n} images in {len(each.shards)} shard(s); labels: {names}", markup=False
+            )
+        total = sum(each.n for each in sets) * len(found)
+        task = progress.add_task("evaluating", total=total)
+        run = _Evaluation(options, choose_device(options.device), progress, task)
+        rows, failures = run.all(found, sets)
+    if output is not None:
+        write_json(output, rows)
+    if failures:
+        raise EvaluationFailed("\n".join(failures), rows)
+    return rows
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    options: EvaluationOptions
+    device: torch.device
+    progress: Progress
+    task: TaskID
+
+    def all(
+        self, checkpoints: Sequence[Checkpoint], sets: Sequence[EvaluationSet]
+    ) -> tuple[list[Row], list[str]]:
+        """Return the rows, and a sentence for each checkpoint that failed."""
+        rows: list[Row] = []
+        failures: list[str] = []
+        for checkpoint in checkpoints:
+            try:
+                rows += self.one(checkpoint, sets)
+            except CheckpointError as error:
+                path = str(checkpoint.path)
+                failures.append(str(error) if path in str(error) else f"{path}: {error}")
+        return rows, failures
+
+    def one(self, checkpoint: Checkpoint, sets: Sequence[EvaluationSet]) -> list[Row]:
+        """Return the rows of one checkpoint; its model is built only if one of them is missing."""
+        folder = checkpoint.results_folder
+        headers = self._headers(checkpoint, sets)
+        done = _valid_rows(headers, read_rows(folder) if folder and not self.options.again else {})
+        fresh = self._missing(checkpoint, sets, headers, done)
+        if fresh and folder and self.options.save:
+            _save(folder, fresh)
+        if done:
+            self.progress.console.print(
+                f"{checkpoint.path}: {len(done)} row(s) were there already (--again evaluates anew)",
+                markup=False,
+            )
+        found = {row_key(row): row for row in [*done.values(), *fresh]}
+        return [found[key] for key in headers]
+
+    def _headers(
+        self, checkpoint: Checkpoint, sets: Sequence[EvaluationSet]
+    ) -> dict[tuple[str, str, str], Row]:
+        model, epoch = check_model_name(checkpoint.model), epoch_of(checkpoint)
+        headers = {}
+        for data in sets:
+            for label_set in data.label_sets:
+                header: Row = {
+                    "checkpoint": str(checkpoint.path),
+                    "run": checkpoint.run.name if checkpoint.run else None,
+                    "model": model,
+                    "epoch": epoch,
+                    "dataset": data.name,
+                    "data": data.source,
+                    "label_set": label_set.name,
+                    "precision": self.options.precision,
+                    "templates": len(label_set.templates),
+                    **inputs_digest(checkpoint, data, label_set, self.options.precision),
+                }
+                headers[row_key(header)] = header
+        return headers
+
+    def _missing(
+        self,
+        checkpoint: Checkpoint,
+        sets: Sequence[EvaluationSet],
+        headers: Mapping[tuple[str, str, str], Row],
+        done: Mapping[tuple[str, str, str], Row],
+    ) -> list[Row]:
+        classifiers: Classifiers | None = None
+        rows: list[Row] = []
+        for data in sets:
+            keys = {(checkpoint.path.name, data.source, each.name): each for each in data.label_sets}
+            missing = {key: each for key, each in keys.items() if key not in done}
+            if not missing:
+                self.progress.advance(self.task, data.n)
+                continue
+            self.progress.update(self.task, description=f"{checkpoint.path.name} on {data.name}")
+            if classifiers is None:
+                classifiers = Classifiers(
+                    load_model(checkpoint, device=self.device, precision=self.options.precision)
+                )
+            results = self._score(classifiers, data, list(missing.values()))
+            extra = {"image_size": classifiers.loaded.image_size, "versions": _versions()}
+            rows += [
+                {**headers[key], **result, **extra} for key, result in zip(missing, results, strict=True)
+            ]
+        return rows
+
+    def _score(
+        self, classifiers: Classifiers, data: EvaluationSet, label_sets: list[LabelSet]
+    ) -> list[dict[str, Any]]:
+        return score(
+            classifiers,
+            data,
+            label_sets,
+            batch_size=self.options.batch_size,
+            workers=self.options.worker_count,
+            advance=lambda size: self.progress.advance(self.task, size),
+        )
+
+
+def _open_sets(data: Sequence[str | Path], options: EvaluationOptions) -> list[EvaluationSet]:
+    if not data:
+        raise UserError("no evaluation set was named; give a folder of tars with --data")
+    sets = {}
+    for source in data:
+        opened = open_evaluation_set(
+            source, label_sets=options.label_sets, classnames=options.classnames, templates=options.templates
+        )
+        sets[opened.source] = opened
+    return list(sets.values())
+
+
+def _check_output(output: Path | None) -> None:
+    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
+        raise UserError(f"{output} cannot be written: it is a folder, or the folder around it does not exist")
+
+
+def _valid_rows(
+    headers: Mapping[tuple[str, str, str], Row], kept: Mapping[tuple[str, str, str], Row]
+) -> dict[tuple[str, str, str], Row]:
+    """Return the kept rows that still hold, under the checkpoint's present path."""
+    marks = ("checkpoint_size", "checkpoint_mtime_ns", "inputs")
+    return {
+        key: {**kept[key], **header}
+        for key, header in headers.items()
+        if key in kept and all(kept[key].get(mark) == header[mark] for mark in marks)
+    }
+
+
+def _save(folder: Path, rows: Sequence[Row]) -> None:
+    try:
+        save_rows(folder, rows)
+    except OSError as error:
+        logger.warning("the results were not saved in %s: %s", folder, error.strerror)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
+            continue
+    return found
+
+
+def _progress(console: Console | None) -> Progress:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console or Console(stderr=True, quiet=True), transient=True)

@@ -1,0 +1,99 @@
+"""Builds the model of a checkpoint through OpenCLIP's own factory and loader."""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import open_clip
+import torch
+from torch import Tensor, nn
+
+from .checkpoints import Checkpoint, CheckpointError
+from .reading import Transform
+
+PRECISIONS = ("fp32", "amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A CLIP model in eval mode with its tokenizer, its preprocessing and where it runs."""
+
+    model: nn.Module
+    tokenizer: Callable[[list[str]], Tensor]
+    transform: Transform
+    device: torch.device
+    precision: str
+
+    @property
+    def image_size(self) -> int | list[int]:
+        """Pixels of a square input, else [height, width]."""
+        size = self.model.visual.image_size
+        sides = [int(side) for side in size] if isinstance(size, (tuple, list)) else [int(size)] * 2
+        return sides[0] if sides[0] == sides[1] else sides
+
+
+def check_model_name(name: str) -> str:
+    """Return `name` as OpenCLIP lists it; raises CheckpointError with the closest names for an unknown one.
+
+    OpenCLIP itself gives an unknown name the default tokenizer, and ignores the checkpoint for the
+    hf-hub: and local-dir: schemes.
+    """
+    if ":" in name:
+        raise CheckpointError(
+            f"{name!r} names weights of its own, beside the checkpoint; give the model's plain name"
+        )
+    known = open_clip.list_models()
+    plain = name.replace("/", "-")  # OpenCLIP's factory takes ViT-B/16 for ViT-B-16
+    if plain in known:
+        return plain
+    close = difflib.get_close_matches(plain, known, n=4, cutoff=0.4)
+    hint = f"; the closest are {', '.join(close)}" if close else ""
+    raise CheckpointError(f"unknown model {name!r}{hint} ('openclip-linattn models' lists ours)")
+
+
+def load_model(checkpoint: Checkpoint, *, device: torch.device, precision: str) -> LoadedModel:
+    """Build the checkpoint's model and load its weights, with the settings of its run, in eval mode.
+
+    Raises CheckpointError when the name is unknown, or the file is not a checkpoint of that model.
+    """
+    name = check_model_name(checkpoint.model)
+    try:
+        model, _, transform = open_clip.create_model_and_transforms(
+            name, pretrained=str(checkpoint.path), precision=precision, device=device, **checkpoint.settings
+        )
+        tokenizer = open_clip.get_tokenizer(
+            name, context_length=checkpoint.settings.get("force_context_length")
+        )
+    except Exception as error:  # reading a file that is no checkpoint raises many kinds
+        raise CheckpointError(f"{checkpoint.path} does not load as {name}: {_first_lines(error)}") from error
+    return LoadedModel(model.eval(), tokenizer, transform, device, precision)
+
+
+def epoch_of(checkpoint: Checkpoint) -> int | None:
+    """Return N of epoch_N.pt, else the epoch written in the checkpoint, else None."""
+    if checkpoint.numbered_epoch is not None:
+        return checkpoint.numbered_epoch
+    try:
+        content: Any = torch.load(checkpoint.path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception:  # safetensors, an old format: they state no epoch
+        return None
+    epoch = content.get("epoch") if isinstance(content, dict) else None
+    return epoch if isinstance(epoch, int) else None
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device called `name`; "auto" is cuda where there is one, else cpu."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise CheckpointError(f"device {name!r} cannot be used: {_first_lines(error)}") from error
+    return device
+
+
+def _first_lines(error: BaseException, most: int = 3) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(line[:300] for line in lines[:most]) + (" ..." if len(lines) > most else "")

@@ -1,0 +1,121 @@
+"""Streams an evaluation set in batches; what is wrong with a sample stops the evaluation by name."""
+
+import io
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from webdataset.tariterators import group_by_keys, tar_file_expander
+
+from ..errors import UserError
+from .dataset import EvaluationSet
+from .labels import LabelSet
+
+IMAGE_MEMBERS = ("webp", "png", "jpg", "jpeg")  # clip_benchmark's, in its order
+Transform = Callable[[Image.Image], Tensor]
+
+
+class DataError(UserError):
+    """A sample or a shard of an evaluation set that cannot be evaluated."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A reason that travels from a worker as an item: raised there, it would arrive with the worker's traceback."""
+
+    reason: str
+
+
+_Item = tuple[Tensor, Tensor]
+
+
+class EvaluationStream(IterableDataset[_Item | _Failure]):
+    """Yields (image (3, height, width), class index in every label set (L,)) for each sample once.
+
+    Shards are read in order and dealt out to the workers, so that more workers than shards is harmless.
+    """
+
+    def __init__(
+        self, shards: tuple[Path, ...], label_sets: tuple[LabelSet, ...], transform: Transform
+    ) -> None:
+        super().__init__()
+        self.shards = shards
+        self.label_sets = label_sets
+        self.transform = transform
+
+    def __iter__(self) -> Iterator[_Item | _Failure]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for shard in self.shards[first::step]:
+            yield from self._read(shard)
+
+    def _read(self, shard: Path) -> Iterator[_Item | _Failure]:
+        try:
+            with shard.open("rb") as stream:
+                members = tar_file_expander([{"url": str(shard), "stream": stream}])
+                for sample in group_by_keys(members):
+                    yield self._item(shard, sample)
+        except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError) as error:
+            reason = error.args[0] if error.args else error
+            yield _Failure(f"{shard} cannot be read to its end: {reason}")
+
+    def _item(self, shard: Path, sample: Mapping[str, Any]) -> _Item | _Failure:
+        try:
+            labels = [label_set.class_of(sample) for label_set in self.label_sets]
+            image = self.transform(decode_image(sample))
+        except UserError as error:
+            return _Failure(f"{shard}: sample {sample['__key__']!r}: {error}")
+        return image, torch.tensor(labels)
+
+
+def decode_image(sample: Mapping[str, Any]) -> Image.Image:
+    """Return the image of a sample (suffix -> bytes) in RGB; raises UserError when there is none or it is broken."""
+    suffix = next((each for each in IMAGE_MEMBERS if each in sample), None)
+    if suffix is None:
+        seen = ", ".join(key for key in sample if not key.startswith("__")) or "none"
+        raise UserError(f"it has no image ({', '.join(IMAGE_MEMBERS)}); members seen: {seen}")
+    try:
+        with Image.open(io.BytesIO(sample[suffix])) as image:
+            return image.convert("RGB")
+    except Exception as error:  # a broken file makes Pillow raise many kinds, SyntaxError among them
+        raise UserError(f"its {suffix} does not decode ({error})") from error
+
+
+def batches(data: EvaluationSet, transform: Transform, *, batch_size: int, workers: int) -> Iterator[_Item]:
+    """Yield (images (B, 3, height, width), labels (B, L)), L the label sets of `data`, every sample once.
+
+    Raises DataError naming shard and key of a sample without a label, without a readable image or with a
+    label out of range, and when fewer or more samples arrive than were counted.
+    """
+    loader: DataLoader[_Item | _Failure] = DataLoader(
+        EvaluationStream(data.shards, data.label_sets, transform),
+        batch_size=batch_size,
+        num_workers=min(workers, len(data.shards)),
+        collate_fn=_collate,
+    )
+    seen = 0
+    for batch in loader:
+        if isinstance(batch, _Failure):
+            raise DataError(batch.reason)
+        seen += len(batch[0])
+        yield batch
+    if seen != data.n:
+        raise DataError(
+            f"{data.source}: {seen} of {data.n} samples arrived; did the shards change meanwhile?"
+        )
+
+
+def _collate(items: list[_Item | _Failure]) -> _Item | _Failure:
+    good: list[_Item] = []
+    for item in items:
+        if isinstance(item, _Failure):
+            return item
+        good.append(item)
+    return torch.stack([image for image, _ in good]), torch.stack([labels for _, labels in good])

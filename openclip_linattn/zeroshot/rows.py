@@ -1,0 +1,117 @@
+"""Keeps result rows: one JSON line per checkpoint, data set and label set, beside the checkpoints."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from .checkpoints import Checkpoint
+from .dataset import EvaluationSet
+from .labels import LabelSet
+
+RESULTS_FILE = "zeroshot.jsonl"
+Row = dict[str, Any]
+
+
+def inputs_digest(
+    checkpoint: Checkpoint, data: EvaluationSet, label_set: LabelSet, precision: str
+) -> dict[str, Any]:
+    """Return what a row depends on: the checkpoint's size and time, and a digest of everything else.
+
+    A kept row is valid as long as this is equal, so that an overwritten epoch_latest.pt, changed shards,
+    templates, settings or another precision are evaluated anew.
+    """
+    state = checkpoint.path.stat()
+    shards = [(shard.name, shard.stat().st_size, shard.stat().st_mtime_ns) for shard in data.shards]
+    labels = (label_set.classes, label_set.templates, label_set.fields)
+    settings = sorted(checkpoint.settings.items())
+    text = json.dumps([checkpoint.model, settings, precision, shards, labels], default=str)
+    return {
+        "checkpoint_size": state.st_size,
+        "checkpoint_mtime_ns": state.st_mtime_ns,
+        "inputs": hashlib.sha256(text.encode()).hexdigest()[:16],
+    }
+
+
+def row_key(row: Row) -> tuple[str, str, str]:
+    """Return what names a row within its results file.
+
+    The checkpoint counts by its file name there (the file lies beside it), so that a run folder can move.
+    """
+    return Path(str(row["checkpoint"])).name, str(row["data"]), str(row["label_set"])
+
+
+def read_rows(folder: Path) -> dict[tuple[str, str, str], Row]:
+    """Return the rows kept in `folder` by key, the later of two; raises UserError for a line that is no row."""
+    path = folder / RESULTS_FILE
+    if not path.is_file():
+        return {}
+    rows = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            rows[row_key(row)] = row
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: line {number} is not a result row; mend or remove that line") from error
+    return rows
+
+
+def save_rows(folder: Path, rows: Sequence[Row]) -> None:
+    """Add `rows` to the results file of `folder`, replacing those of the same key; atomic, raises OSError."""
+    with _locked(folder):
+        kept = read_rows(folder)
+        for row in rows:
+            kept.pop(row_key(row), None)
+            kept[row_key(row)] = row
+        write_text(folder / RESULTS_FILE, "".join(f"{_dumps(row)}\n" for row in kept.values()))
+
+
+def write_json(path: Path, rows: Sequence[Row]) -> None:
+    """Write all rows to `path` as one JSON list, atomically; raises UserError when it cannot be written."""
+    try:
+        write_text(path, json.dumps(list(rows), indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file, or leave the old one untouched."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).chmod(path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _dumps(row: Row) -> str:
+    return json.dumps(row, allow_nan=False)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time rewrite the file; two jobs may evaluate checkpoints of one run at once."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems lock no folder
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

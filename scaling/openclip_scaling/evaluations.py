@@ -1,0 +1,132 @@
+"""Reads what evaluations left in a run's checkpoints folder: results.jsonl and zeroshot.jsonl."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from openclip_scaling.logs import EvalRecord
+
+Metrics = dict[str, float]
+# OpenCLIP's own names, and the ones used in tables.
+_RENAMED = {"clip_val_loss": "val_loss"}
+_NOT_METRICS = {"epoch", "num_samples"}
+_ZEROSHOT_METRICS = re.compile(r"(top|acc|recall|map|loss|balanced|mean_per_class)", re.IGNORECASE)
+_CHECKPOINT_EPOCH = re.compile(r"epoch_(\d+)\.\w+$")
+_PRINTED_PRECISION = 6e-5  # out.log prints four decimals
+
+
+def read_json_lines(path: Path, notices: list[str]) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file (an absent file has none); lines that are not objects go to the notices."""
+    if not path.is_file():
+        return []
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            notices.append(f"{path.name} line {number} is cut or not a JSON object and is left out")
+    return rows
+
+
+def validation_metrics(
+    results: Sequence[Mapping[str, Any]], printed: Sequence[EvalRecord], notices: list[str]
+) -> dict[int, Metrics]:
+    """Metrics by finished epoch, from the rows of results.jsonl and the evaluations printed in out.log.
+
+    results.jsonl has full precision and wins over the log; a later row of one epoch wins over an earlier one.
+    """
+    by_epoch: dict[int, Metrics] = {}
+    for record in printed:
+        by_epoch.setdefault(record.epoch, {}).update(_renamed(record.metrics))
+    counts: dict[int, int] = {}
+    for row, epoch in zip(results, _epochs(results, printed), strict=True):
+        if epoch is None:
+            notices.append(
+                "a row of results.jsonl has no epoch and matches no evaluation in out.log; it is left out"
+            )
+            continue
+        counts[epoch] = counts.get(epoch, 0) + 1
+        by_epoch.setdefault(epoch, {}).update(_renamed(_numbers(row)))
+    repeated = [epoch for epoch, count in sorted(counts.items()) if count > 1]
+    if repeated:
+        notices.append(
+            f"results.jsonl has more than one row for epoch {', '.join(map(str, repeated))}; the later row is used"
+        )
+    return by_epoch
+
+
+def _numbers(row: Mapping[str, Any]) -> Metrics:
+    pairs = ((k, v) for k, v in row.items() if isinstance(v, (int, float)) and not isinstance(v, bool))
+    return {key: float(value) for key, value in pairs if key not in _NOT_METRICS}
+
+
+def _renamed(metrics: Mapping[str, float]) -> Metrics:
+    return {_RENAMED.get(key, key): value for key, value in metrics.items() if key not in _NOT_METRICS}
+
+
+def _epochs(results: Sequence[Mapping[str, Any]], printed: Sequence[EvalRecord]) -> list[int | None]:
+    """The epoch of every row; one without (OpenCLIP writes none with --imagenet-val alone) is found in the log."""
+    epochs: list[int | None] = []
+    position = 0
+    for row in results:
+        given = row.get("epoch")
+        if isinstance(given, (int, float)) and math.isfinite(given):
+            epochs.append(int(given))
+            continue
+        found = next((i for i in range(position, len(printed)) if _same(row, printed[i])), None)
+        epochs.append(None if found is None else printed[found].epoch)
+        position = position if found is None else found + 1
+    return epochs
+
+
+def _same(row: Mapping[str, Any], record: EvalRecord) -> bool:
+    numbers = _numbers(row)
+    shared = [key for key in numbers if key in record.metrics]
+    return bool(shared) and all(
+        numbers[key] == record.metrics[key]
+        or abs(numbers[key] - record.metrics[key]) < _PRINTED_PRECISION
+        or (math.isnan(numbers[key]) and math.isnan(record.metrics[key]))
+        for key in shared
+    )
+
+
+def zeroshot_metrics(rows: Sequence[Mapping[str, Any]], notices: list[str]) -> dict[int, Metrics]:
+    """Zero-shot results by epoch, under the names dataset/label_set/metric; later rows win."""
+    by_epoch: dict[int, Metrics] = {}
+    seen: set[tuple[int, str]] = set()
+    for row in rows:
+        epoch = _zeroshot_epoch(row)
+        if epoch is None:
+            notices.append(
+                f"zeroshot.jsonl: the epoch of checkpoint {row.get('checkpoint')!r} is not known; its row is left out"
+            )
+            continue
+        parts = [str(row[key]) for key in ("dataset", "label_set") if row.get(key) not in (None, "")]
+        prefix = "/".join(parts)
+        if (epoch, prefix) in seen:
+            notices.append(
+                f"zeroshot.jsonl has more than one row for epoch {epoch}, {prefix}; the later row is used"
+            )
+        seen.add((epoch, prefix))
+        values = {k: v for k, v in _numbers(row).items() if _ZEROSHOT_METRICS.search(k)}
+        by_epoch.setdefault(epoch, {}).update({f"{prefix}/{key}": value for key, value in values.items()})
+    return by_epoch
+
+
+def _zeroshot_epoch(row: Mapping[str, Any]) -> int | None:
+    given = row.get("epoch")
+    if isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given):
+        return int(given)
+    match = _CHECKPOINT_EPOCH.search(str(row.get("checkpoint", "")))
+    return int(match[1]) if match else None
