@@ -54,7 +54,7 @@ def evaluate_command(  # noqa: PLR0913  (the parameters are the command's option
     ] = False,
 ) -> None:
     """Zero-shot top-1 and top-5 of checkpoints on webdataset evaluation sets."""
-    from ..zeroshot.evaluate import EvaluationFailed, EvaluationOptions, evaluate  # late: --help stays quick
+    from ..zeroshot.evaluate import EvaluationError, EvaluationOptions, evaluate  # late: --help stays quick
 
     notices = Console(stderr=True)
     try:
@@ -72,7 +72,7 @@ def evaluate_command(  # noqa: PLR0913  (the parameters are the command's option
         )
         rows = evaluate(checkpoints, data, options, output=output, console=notices)
     except UserError as error:
-        if isinstance(error, EvaluationFailed) and error.rows:
+        if isinstance(error, EvaluationError) and error.rows:
             _show(error.rows, as_json=as_json, per_class=per_class)
         notices.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error

@@ -21,7 +21,7 @@ MAX_SEED = 2**32 - 1
 
 @dataclass(frozen=True)
 class Recipe:
-    """A set to write: its kind and parameters (dataset.json), its parts, and its small text and JSON files."""
+    """A set to write: kind and parameters (for dataset.json), parts, and small text and JSON files."""
 
     kind: str
     version: int
@@ -42,7 +42,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What `build` did: shards written now, shards found, samples in all; `already_complete`: nothing to do."""
+    """What `build` did: shards written and shards found; the samples of the set; was it complete already?"""
 
     folder: Path
     written: int
@@ -67,8 +67,8 @@ def build(
     """Write the set of `recipe` into `out`; what is already there of the same set is kept.
 
     A set with the same parameters and fewer samples is extended. `progress` is called with the number of
-    samples done. Raises UserError where `out` holds anything else, unless `overwrite` is given, which replaces
-    a set written by this function and never another file.
+    samples done. Raises UserError where `out` holds anything else; `overwrite` replaces another set of the
+    same kind, and never another file.
     """
     parts = recipe.parts(out, recipe.parameters)
     complete = _prepare(out, recipe, overwrite)

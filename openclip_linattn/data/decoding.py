@@ -22,13 +22,19 @@ IMAGE_SUFFIXES = ("jpg", "png", "jpeg", "webp")  # in the order in which OpenCLI
 _TEXT = ("txt", "text", "transcript")
 _JSON = ("json", "jsn")
 _INTEGER = ("cls", "cls2", "index", "inx", "id")
+# fmt: off
 _OTHER_IMAGES = frozenset(
-    "blp bmp dib bufr cur pcx dcx dds ps eps fit fits fli flc ftc ftu gbr gif grib h5 hdf apng jp2 j2k jpc jpf "
-    "jpx j2c icns ico im iim tif tiff jfif jpe mpg mpeg msp pcd pxr pbm pgm ppm pnm psd bw rgb rgba sgi ras tga "
-    "icb vda vst wmf emf xbm xpm".split()
+    (
+        "blp", "bmp", "dib", "bufr", "cur", "pcx", "dcx", "dds", "ps", "eps", "fit", "fits", "fli", "flc",
+        "ftc", "ftu", "gbr", "gif", "grib", "h5", "hdf", "apng", "jp2", "j2k", "jpc", "jpf", "jpx", "j2c",
+        "icns", "ico", "im", "iim", "tif", "tiff", "jfif", "jpe", "mpg", "mpeg", "msp", "pcd", "pxr", "pbm",
+        "pgm", "ppm", "pnm", "psd", "bw", "rgb", "rgba", "sgi", "ras", "tga", "icb", "vda", "vst", "wmf",
+        "emf", "xbm", "xpm",
+    )
 )
+# fmt: on
 # Decoded by the training with unpickling or with optional packages: the check does not run them.
-UNCHECKED = frozenset("pyd pickle pth ten tb mp msg npz cbor".split())
+UNCHECKED = frozenset(["pyd", "pickle", "pth", "ten", "tb", "mp", "msg", "npz", "cbor"])
 
 _MAGIC = (b"\xff\xd8", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\x00", b"MM\x00*")
 
@@ -133,7 +139,7 @@ def _works(decode: Callable[[bytes], Any], data: bytes) -> bool:
 def _load_npy(data: bytes) -> None:
     from numpy.lib.format import read_array
 
-    read_array(io.BytesIO(data))
+    read_array(io.BytesIO(data))  # type: ignore[no-untyped-call]
 
 
 _DECODERS: tuple[tuple[tuple[str, ...], Callable[[bytes], Any], Reason], ...] = (

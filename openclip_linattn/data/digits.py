@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from openclip_linattn.data.build import BuildResult, Recipe, no_progress, build, check_seed
+from openclip_linattn.data.build import BuildResult, Recipe, build, check_seed, no_progress
 from openclip_linattn.data.drawing import encode_jpeg
 from openclip_linattn.data.layout import Part, Sample, check_part_sizes
 from openclip_linattn.errors import UserError
@@ -30,7 +30,7 @@ SCALE_JITTER = 0.1
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TEMPLATES = ("a handwritten digit {c}", "the number {c}", "a photo of the digit {c}")
-CAPTIONS = (*TEMPLATES, "the handwritten number {c}", "a grey image of the digit {c}", "{c}, written by hand")
+CAPTIONS = (*TEMPLATES, "the handwritten number {c}", "a gray image of the digit {c}", "{c}, written by hand")
 LABEL_SETS = {"digit": {"classes": list(NAMES), "templates": list(TEMPLATES), "fields": ["digit"]}}
 
 
@@ -53,8 +53,10 @@ def _load() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 
 @lru_cache(maxsize=4)
 def split(seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Indices into `load_digits` of the training and the test images: 1,437 and 360 of them, every digit
-    in the same proportion, shuffled."""
+    """Indices into `load_digits` of the 1,437 training and the 360 test images, shuffled.
+
+    Both hold every digit in the same proportion.
+    """
     from sklearn.model_selection import train_test_split
 
     _, target = _load()
@@ -81,7 +83,7 @@ def _jitter(image: Image.Image, rng: np.random.Generator) -> Image.Image:
 def digit_sample(index: int, *, seed: int, image_size: int = 64, test: bool = False) -> Sample:
     """Sample number `index` of a split: an 8 x 8 grey image enlarged to an RGB JPEG of `image_size` pixels.
 
-    Training indices beyond the split's length repeat it, with a small jitter of place, size and angle and with
+    Training indices beyond the split's length repeat it, with a small jitter of place, size and angle and
     another caption. Attributes: digit (its name), digit_value, source_index, repeat, width, height, seed.
     """
     images, target = _load()

@@ -10,7 +10,7 @@ _NUMBERED = re.compile(r"^(.*?)(\d+)(\D*)$", re.DOTALL)
 
 
 def brace_pattern(paths: Sequence[str]) -> str:
-    """Pattern that expands to `paths` in the same order: ranges, choices where numbers are missing, `::` last."""
+    """Pattern that expands to `paths` in the same order, with ranges, choices across gaps, and `::`."""
     split = [_split(path) for path in paths]
     parts = []
     for (head, tail), group in groupby(split, key=lambda item: (item[0], item[2])):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from openclip_linattn.data.reading import local_path, scheme_of
 from openclip_linattn.errors import UserError
@@ -12,21 +14,20 @@ from openclip_linattn.errors import UserError
 _COPIES = re.compile(
     r"^(aws\s+(\S+\s+)*?s3\s+cp|gsutil\s+(\S+\s+)*?cp|gcloud\s+storage\s+cp|rclone\s+copyto)\b"
 )
+# What webdataset opens by itself, and commands for the rest.
+_OPENED = ("local", "pipe", "http", "https", "ais", "sftp", "ftps", "scp", "gs", "htgs")
+_READERS = {"s3": "aws s3 cp {} -", "hdfs": "hdfs dfs -cat {}"}
 _REMOTE = re.compile(r"\b(s3|gs)://\S+")
 
 
 def check_split_pipe(components: Sequence[str]) -> None:
     """Raise UserError where `::` cuts one command in two; it joins whole sources only."""
-    for before, after in zip(components, components[1:], strict=False):
-        if (
-            not before.strip().startswith("pipe:")
-            or after.strip().startswith("pipe:")
-            or _may_be_source(after)
-        ):
+    for before, after in pairwise(part.strip() for part in components):
+        if not before.startswith("pipe:") or after.startswith("pipe:") or _may_be_source(after):
             continue
         raise UserError(
-            f"`::` joins whole sources, but here it cuts a command in two: {after!r} would be opened as a file. "
-            f"Write {_whole_commands(components)!r}."
+            f"`::` joins whole sources, but here it cuts a command in two: {after!r} would be opened as a "
+            f"file. Write {_whole_commands(components)!r}."
         )
 
 
@@ -42,12 +43,21 @@ def check_pipe(component: str) -> None:
         )
 
 
+def check_scheme(component: str) -> None:
+    """Raise UserError for a scheme that webdataset cannot open, with the command that reads it."""
+    scheme = scheme_of(component)
+    if scheme in _OPENED or scheme in os.environ.get("USE_AIS_FOR", "").split(":"):
+        return
+    command = _READERS.get(scheme)
+    hint = f"write {'pipe:' + command.format(component)!r}" if command else "read it through a pipe: command"
+    raise UserError(f"webdataset cannot open {component!r} ({scheme}:): {hint}.")
+
+
 def _may_be_source(part: str) -> bool:
     """Whether the part can stand by itself: one word, and local where it is no URL of an object store."""
-    word = part.strip()
-    if scheme_of(word) != "local":
+    if scheme_of(part) != "local":
         return False
-    return not re.search(r"\s-$", word) and (local_path(word).parent.is_dir() or " " not in word)
+    return not part.endswith(" -") and (" " not in part or local_path(part).parent.is_dir())
 
 
 def _writes_to_output(command: str) -> bool:

@@ -13,6 +13,8 @@ from contextlib import suppress
 _ACCEPTED = (0, 128 + signal.SIGPIPE, -signal.SIGPIPE)
 _GRACE = 5.0
 
+TIMED_OUT = "the command wrote nothing for"
+
 
 class PipeStream:
     """The standard output of a shell command, for reading; `silence` is the longest wait for a byte, in s.
@@ -45,7 +47,7 @@ class PipeStream:
         """At most `size` bytes, as they come; none at the end."""
         if not self._selector.select(self.silence):
             self._timed_out = True
-            raise OSError(f"the command wrote nothing for {self.silence:g} s")
+            raise OSError(f"{TIMED_OUT} {self.silence:g} s")
         data = os.read(self._output.fileno(), size if size > 0 else 1 << 16)
         self._ended = not data
         self.bytes_read += len(data)

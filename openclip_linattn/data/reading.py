@@ -11,7 +11,7 @@ import re
 import stat
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +55,7 @@ class _Header(tarfile.TarInfo):
     """Notes why the headers ended: tarfile itself stops in silence at a damaged or missing one."""
 
     @classmethod
-    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Any:  # type: ignore[override]
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Any:
         try:
             return super().fromtarfile(tarfile_)
         except tarfile.HeaderError as error:
@@ -91,7 +91,7 @@ def open_shard(url: str, *, silence: float = 60.0) -> Stream:
 
 
 def read_members(url: str, log: ShardLog, *, silence: float = 60.0) -> Iterator[tuple[str, bytes]]:
-    """Yield (name, content) of the members OpenCLIP would see, up to the first fault, which goes into `log`."""
+    """Yield (name, content) of the members that OpenCLIP sees; the fault that ends them goes into `log`."""
     try:
         stream = open_shard(url, silence=silence)
     except OSError as error:
@@ -107,7 +107,9 @@ def read_members(url: str, log: ShardLog, *, silence: float = 60.0) -> Iterator[
 
 def _members(stream: Stream, log: ShardLog) -> Iterator[tuple[str, bytes]]:
     try:
-        tar = tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|*", tarinfo=_Header)
+        tar = tarfile.open(  # noqa: SIM115 - the stream is closed by the caller
+            fileobj=cast("IO[bytes]", stream), mode="r|*", tarinfo=_Header
+        )
     except tarfile.ReadError as error:
         empty = "empty" in str(error)
         log.fault = "is empty (0 bytes)" if empty else "is not a tar archive"
@@ -139,7 +141,7 @@ def _ending(tar: tarfile.TarFile) -> str | None:
 
 
 def group(members: Iterable[tuple[str, bytes]], log: ShardLog) -> Iterator[RawSample]:
-    """Group neighboring members with the same key, as OpenCLIP does; a repeated suffix starts a new sample."""
+    """Group neighbors with the same key, as OpenCLIP does; a repeated suffix starts a new sample."""
     sample: RawSample | None = None
     for name, content in members:
         match = _KEY_AND_SUFFIX.match(name)
@@ -161,6 +163,6 @@ def _valid(sample: RawSample) -> bool:
     return not sample.members.get("__bad__")
 
 
-def read_samples(url: str, log: ShardLog, *, silence: float = 60.0) -> Iterator[RawSample]:
+def read_samples(url: str, log: ShardLog, *, silence: float = 60.0) -> Generator[RawSample]:
     """Yield the samples of one shard, undecoded; what went wrong goes into `log`."""
     yield from group(read_members(url, log, silence=silence), log)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from openclip_linattn.data.build import BuildResult, Recipe, no_progress, build, check_seed
+from openclip_linattn.data.build import BuildResult, Recipe, build, check_seed, no_progress
 from openclip_linattn.data.captions import article
 from openclip_linattn.data.drawing import BACKGROUNDS, COLORS, SHAPES, bounding_box, coverage, paint
 from openclip_linattn.data.layout import Part, Sample, check_part_sizes
@@ -75,8 +75,8 @@ def caption(template: int, attributes: Mapping[str, str]) -> str:
 def draw_sample(index: int, *, seed: int, image_size: int = 64, split: int = TRAIN) -> Sample:
     """Sample number `index` of the set with this seed: a square JPEG of `image_size` pixels.
 
-    Its attributes are the five names, `bbox` [x0, y0, x1, y1] in pixels (x1, y1 exclusive; the pixels that the
-    shape covers by half or more), width, height, seed and index. Evaluation samples carry their class number.
+    Its attributes are the five names, `bbox` [x0, y0, x1, y1] in pixels (x1, y1 exclusive; around the pixels
+    that the shape covers by half or more), width, height, seed and index. Evaluation samples have a class.
     """
     rng = np.random.default_rng([seed, split, index])
     names = {
@@ -123,11 +123,11 @@ def write_shapes(
     overwrite: bool = False,
     progress: Callable[[int], None] = no_progress,
 ) -> BuildResult:
-    """Write `samples` captioned images of `image_size` pixels into `out`, and a held-out set into `out`/test.
+    """Write `samples` captioned images of `image_size` pixels into `out`, and a held-out set into its test/.
 
-    The same arguments give the same tars, byte for byte (with the same versions of Pillow and NumPy). `progress`
-    is called with the number of samples done. Raises UserError for numbers out of range and for a folder that
-    holds something else.
+    The same arguments give the same tars, byte for byte (with the same versions of Pillow and NumPy).
+    `progress` is called with the number of samples done. Raises UserError for numbers out of range and for a
+    folder that holds something else.
     """
     if samples < 1:
         raise UserError(f"The number of samples must be at least 1, not {samples}.")

@@ -1,7 +1,7 @@
 """Turns a source (what `--train-data` takes) into the list of its shards, exactly as OpenCLIP does.
 
-OpenCLIP splits at `::`, replaces `${NAME}` by the environment's WDS_NAME and expands braces. What it would only
-fail on later, or never say, is refused here with the right form.
+OpenCLIP splits at `::`, replaces `${NAME}` by the environment's WDS_NAME and expands braces. What it would
+fail on later, or in silence, is refused here with the right form.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from braceexpand import UnbalancedBracesError, braceexpand
+from braceexpand import braceexpand
 
 from openclip_linattn.data.patterns import brace_pattern
-from openclip_linattn.data.pipe_forms import check_pipe, check_split_pipe
+from openclip_linattn.data.pipe_forms import check_pipe, check_scheme, check_split_pipe
 from openclip_linattn.data.reading import local_path, scheme_of
 from openclip_linattn.errors import UserError
 
@@ -47,6 +47,11 @@ def as_pattern(source: str) -> str:
         brace_pattern(_folder_shards(Path(component))) if _is_folder(component) else component
         for component in source.split("::")
     )
+
+
+def find_missing(source: str) -> list[str]:
+    """The local shards of `source` that do not exist."""
+    return missing_shards(_expand_all(source))
 
 
 def missing_shards(urls: Iterable[str]) -> list[str]:
@@ -80,8 +85,8 @@ def _expand_component(component: str, source: str) -> list[str]:
         )
     if component != component.strip():
         raise UserError(
-            f"The part {component!r} of the source begins or ends with a blank, which OpenCLIP takes as part of "
-            f"the name: write {component.strip()!r}."
+            f"The part {component!r} of the source begins or ends with a blank, which OpenCLIP takes as part "
+            f"of the name: write {component.strip()!r}."
         )
     if _is_folder(component):
         return _folder_shards(Path(component))
@@ -90,13 +95,13 @@ def _expand_component(component: str, source: str) -> list[str]:
         check_pipe(component)
     try:
         urls = list(islice(braceexpand(component), MAX_SHARDS + 1))
-    except UnbalancedBracesError as error:
+    except ValueError as error:
         raise UserError(
             f"{component} has unbalanced braces: a range is written as {{00000..00099}}."
         ) from error
     _check_braces(component, urls[0])
-    if not component.startswith("pipe:"):
-        _check_wildcards(component)
+    check_scheme(component)
+    _check_wildcards(component)
     return urls
 
 
@@ -135,7 +140,7 @@ def _check_braces(component: str, url: str) -> None:
 
 def _check_wildcards(component: str) -> None:
     path = local_path(component)
-    if not re.search(r"[*?\[]", path.name) or path.exists() or scheme_of(component) != "local":
+    if scheme_of(component) != "local" or not re.search(r"[*?\[]", path.name) or path.exists():
         return
     found = sorted(str(match) for match in path.parent.glob(path.name)) if path.parent.is_dir() else []
     hint = f"write {brace_pattern(found)}" if found else "a range is written as {00000..00099}"
@@ -147,12 +152,16 @@ def _is_folder(component: str) -> bool:
 
 
 def _folder_shards(folder: Path) -> list[str]:
-    found = sorted(str(path) for path in folder.iterdir() if path.suffix == ".tar" and path.is_file())
+    found = _tars(folder)
     if not found:
         below = sorted({path.parent.name for path in folder.glob("*/*.tar")})
         hint = f": did you mean {folder / below[0]}?" if below else "."
         raise UserError(f"The folder {folder} has no .tar files{hint}")
-    return sorted(found, key=_by_number)
+    return found
+
+
+def _tars(folder: Path) -> list[str]:
+    return sorted((str(path) for path in folder.glob("*.tar") if path.is_file()), key=_by_number)
 
 
 def _by_number(path: str) -> tuple[int, str]:
@@ -170,9 +179,9 @@ def _missing(source: str, urls: Sequence[str], absent: Sequence[str]) -> str:
     if len(absent) < len(urls):
         rest = [url for url in urls if url not in set(absent)]
         return (
-            f"{len(absent):,} of {len(urls):,} shards of {source} are missing ({names}): fetch them, or name the "
-            f"{len(rest):,} that are there: {brace_pattern(rest)}"
+            f"{len(absent):,} of {len(urls):,} shards of {source} are missing ({names}): fetch them, or name "
+            f"the {len(rest):,} that are there: {brace_pattern(rest)}"
         )
-    found = [path for path in first.parent.iterdir() if path.suffix == ".tar"]
-    hint = brace_pattern(_folder_shards(first.parent)) if found else "none"
-    return f"{first} does not exist. Shards in that folder: {hint}"
+    found = _tars(first.parent)
+    hint = f": its shards are {brace_pattern(found)}" if found else ", and has no other .tar files."
+    return f"{first.parent} has no file {first.name}{hint}"

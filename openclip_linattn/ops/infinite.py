@@ -5,6 +5,7 @@ from torch import Tensor
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.ops.inputs import TINY, full_precision, per_head, read_tokens, write_output
+from openclip_linattn.ops.products import product
 
 
 def inf_attention(
@@ -33,13 +34,13 @@ def inf_attention(
     check_neumann_terms(neumann_terms)
     tokens = read_tokens(q, k, v, key_padding_mask)
     with full_precision(v):
-        weights = (tokens.q @ tokens.k.mT).relu_()
+        weights = product(tokens.q, tokens.k.mT).relu()
         weights = weights.tril() if causal else weights
         step = per_head(rho, "rho", tokens.v) / _frobenius_norm(weights, prefix=causal)
-        hop = step * (weights @ tokens.v)
+        hop = step * product(weights, tokens.v)
         o = hop
         for _ in range(neumann_terms - 1):
-            hop = step * (weights @ hop)
+            hop = step * product(weights, hop)
             o = o + hop
     return write_output(o, tokens)
 
@@ -69,10 +70,11 @@ def linear_inf_attention(
     tokens = read_tokens(q, k, v, key_padding_mask)
     with full_precision(v):
         energy = torch.linalg.vector_norm(tokens.q, dim=-1, keepdim=True)
-        query = (energy / energy.sum(-2, keepdim=True).clamp_min(TINY)).mT @ tokens.q
-        score = (query @ tokens.k.mT).relu()
+        average = energy / energy.sum(-2, keepdim=True).clamp_min(TINY)
+        query = product(average.mT, tokens.q)
+        score = product(query, tokens.k.mT).relu()
         weights = score / score.sum(-1, keepdim=True).clamp_min(TINY)
-        o = per_head(rho, "rho", tokens.v) * (weights @ tokens.v)
+        o = per_head(rho, "rho", tokens.v) * product(weights, tokens.v)
     # Cast first: the cast of a broadcast view would write out all N rows.
     return write_output(o.to(v.dtype).expand(-1, -1, v.shape[-2], -1), tokens)
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.ops.inputs import TINY, full_precision, key_counts, read_tokens, write_output
-from openclip_linattn.ops.sums import unit, weighted_values
+from openclip_linattn.ops.sums import summed_weights, unit, weighted_values
 
 
 def linear_attention(
@@ -36,9 +36,10 @@ def linear_attention(
             smallest = vanishing_weight(phi_q.dtype) * key_counts(tokens, causal=causal)
         else:
             phi_q, phi_k, offset = elu_feature(tokens.q), elu_feature(tokens.k), 0.0
+            phi_k = phi_k if tokens.padding is None else phi_k.masked_fill(tokens.padding, 0)
             smallest = phi_q.new_zeros(())
         o = weighted_values(phi_q, phi_k, tokens.v, offset=offset, causal=causal)
-        total = weighted_values(phi_q, phi_k, tokens.present, offset=offset, causal=causal)
+        total = summed_weights(phi_q, phi_k, tokens.present, offset=offset, causal=causal)
         o = o * ((total > smallest).to(total.dtype) / total.clamp_min(TINY))
     return write_output(o, tokens)
 

@@ -14,6 +14,7 @@ from openclip_linattn.ops.inputs import (
     read_tokens,
     write_output,
 )
+from openclip_linattn.ops.products import product, solve, solve_lower
 from openclip_linattn.ops.sums import CHUNK, unit
 
 NORM_FLOOR = 0.05
@@ -65,15 +66,15 @@ def _bidirectional(tokens: Tokens, gamma: float | Tensor) -> Tensor:
     counts = key_counts(tokens, causal=False)
     q_sum, k_sum = q.sum(-2, keepdim=True), k.sum(-2, keepdim=True)
     # Phi^T Phi, Psi^T Psi and Psi^T Phi, each times two: Phi = [1, Q^] / sqrt 2, Psi = [1, K^] / sqrt 2.
-    gram_q = _bordered(counts, q_sum, q_sum.mT, q.mT @ q)
-    gram_k = _bordered(counts, k_sum, k_sum.mT, k.mT @ k)
-    cross = _bordered(counts, q_sum, k_sum.mT, k.mT @ q)
+    gram_q = _bordered(counts, q_sum, q_sum.mT, product(q.mT, q))
+    gram_k = _bordered(counts, k_sum, k_sum.mT, product(k.mT, k))
+    cross = _bordered(counts, q_sum, k_sum.mT, product(k.mT, q))
     squared_norm = 0.25 * (gram_q * gram_k).sum((-2, -1), keepdim=True)
     half_step = 0.5 * gamma / _floored_root(squared_norm, counts)
-    summed = torch.cat([v.sum(-2, keepdim=True), k.mT @ v], -2)
+    summed = torch.cat([v.sum(-2, keepdim=True), product(k.mT, v)], -2)
     identity = torch.eye(cross.shape[-1], dtype=cross.dtype, device=cross.device)
-    solved: Tensor = half_step * torch.linalg.solve(identity - half_step * cross, summed)
-    return (q @ solved[..., 1:, :]).add_(solved[..., :1, :])
+    solved = half_step * solve(identity - half_step * cross, summed)
+    return product(q, solved[..., 1:, :], solved[..., :1, :])
 
 
 def _bordered(corner: Tensor, row: Tensor, column: Tensor, block: Tensor) -> Tensor:
@@ -105,14 +106,14 @@ def _causal(tokens: Tokens, gamma: float | Tensor) -> Tensor:
     outputs = []
     chunks = zip(*(torch.split(x, CHUNK, -2) for x in (phi, psi, tokens.v, counts)), strict=True)
     for phi_chunk, psi_chunk, v_chunk, count in chunks:
-        scores = (phi_chunk @ psi_chunk.mT).tril()
-        earlier = ((phi_chunk @ gram) * phi_chunk).sum(-1, keepdim=True)
+        scores = product(phi_chunk, psi_chunk.mT).tril()
+        earlier = (product(phi_chunk, gram) * phi_chunk).sum(-1, keepdim=True)
         squared_norm = squares + (scores.square().sum(-1, keepdim=True) + earlier).cumsum(-2)
         step = gamma / _floored_root(squared_norm, count)
         system = torch.eye(scores.shape[-1], dtype=phi.dtype, device=phi.device) - step * scores
-        o = torch.linalg.solve_triangular(system, step * (phi_chunk @ state + scores @ v_chunk), upper=False)
-        state = state + psi_chunk.mT @ (v_chunk + o)
-        gram = gram + psi_chunk.mT @ psi_chunk
+        o = solve_lower(system, step * (product(phi_chunk, state) + product(scores, v_chunk)))
+        state = state + product(psi_chunk.mT, v_chunk + o)
+        gram = gram + product(psi_chunk.mT, psi_chunk)
         squares = squared_norm[..., -1:, :]
         outputs.append(o)
     return torch.cat(outputs, -2)

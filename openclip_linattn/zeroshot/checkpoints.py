@@ -45,7 +45,7 @@ class Checkpoint:
 
     @property
     def results_folder(self) -> Path | None:
-        """The folder that keeps the rows of this checkpoint: its own, when it is a run's checkpoints folder."""
+        """Where rows of this checkpoint are kept: its own folder, when that is a run's checkpoints folder."""
         inside = self.run is not None and self.path.parent == self.run / CHECKPOINT_FOLDER
         return self.path.parent if inside else None
 
@@ -126,7 +126,8 @@ def _agreed_model(recorded: Mapping[str, Any], params: Mapping[str, Any], path: 
         )
     if len(set(names)) > 1:
         raise UserError(
-            f"{path}: {RUN_FILE} says model {names[0]!r} and {PARAMS_FILE} says {names[1]!r}; say which with --model NAME"
+            f"{path}: {RUN_FILE} says model {names[0]!r} and {PARAMS_FILE} says {names[1]!r}; "
+            "say which with --model NAME"
         )
     return names[0]
 

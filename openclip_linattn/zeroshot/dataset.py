@@ -103,7 +103,7 @@ def _label_sets(home: Path, classnames: Path | None, templates: Path | None) -> 
     prompts = templates or home / TEMPLATES_FILE
     if not prompts.is_file():
         raise UserError(
-            f"no templates: {prompts} does not exist; write one template per line, such as 'a photo of a {{c}}'"
+            f"no templates: {prompts} does not exist; write one per line there, such as 'a photo of a {{c}}'"
         )
     return [_from_files(names, prompts)]
 

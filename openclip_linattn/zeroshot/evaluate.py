@@ -61,7 +61,7 @@ class EvaluationOptions:
         return min(4, len(os.sched_getaffinity(0))) if self.workers is None else self.workers
 
 
-class EvaluationFailed(UserError):
+class EvaluationError(UserError):
     """Some checkpoints could not be evaluated; `rows` holds those of the others."""
 
     def __init__(self, message: str, rows: list[Row]) -> None:
@@ -83,7 +83,7 @@ def evaluate(
     each checkpoint to zeroshot.jsonl beside it, where it lies in a run folder, and all to `output` (JSON).
     Notices and progress go to `console`; None is silent. What can be checked is checked before the first
     model is built. Raises UserError for bad input, DataError for a sample that cannot be used, and, once
-    the others are done, EvaluationFailed for checkpoints that do not load or give non-finite features.
+    the others are done, EvaluationError for checkpoints that do not load or give non-finite features.
     """
     options = options or EvaluationOptions()
     found = find_checkpoints(checkpoints, options.model)
@@ -91,6 +91,7 @@ def evaluate(
         check_model_name(checkpoint.model)
     sets = _open_sets(data, options)
     _check_output(output)
+    device = choose_device(options.device)
     with _progress(console) as progress:
         for each in sets:
             names = ", ".join(label_set.name for label_set in each.label_sets)
@@ -99,12 +100,12 @@ def evaluate(
             )
         total = sum(each.n for each in sets) * len(found)
         task = progress.add_task("evaluating", total=total)
-        run = _Evaluation(options, choose_device(options.device), progress, task)
+        run = _Evaluation(options, device, progress, task)
         rows, failures = run.all(found, sets)
     if output is not None:
         write_json(output, rows)
     if failures:
-        raise EvaluationFailed("\n".join(failures), rows)
+        raise EvaluationError("\n".join(failures), rows)
     return rows
 
 
@@ -119,17 +120,18 @@ class _Evaluation:
         self, checkpoints: Sequence[Checkpoint], sets: Sequence[EvaluationSet]
     ) -> tuple[list[Row], list[str]]:
         """Return the rows, and a sentence for each checkpoint that failed."""
-        rows: list[Row] = []
-        failures: list[str] = []
-        for checkpoint in checkpoints:
-            try:
-                rows += self.one(checkpoint, sets)
-            except CheckpointError as error:
-                path = str(checkpoint.path)
-                failures.append(str(error) if path in str(error) else f"{path}: {error}")
-        return rows, failures
+        attempts = [self._attempt(checkpoint, sets) for checkpoint in checkpoints]
+        failures = [attempt for attempt in attempts if isinstance(attempt, str)]
+        return [row for attempt in attempts if not isinstance(attempt, str) for row in attempt], failures
 
-    def one(self, checkpoint: Checkpoint, sets: Sequence[EvaluationSet]) -> list[Row]:
+    def _attempt(self, checkpoint: Checkpoint, sets: Sequence[EvaluationSet]) -> list[Row] | str:
+        try:
+            return self._one(checkpoint, sets)
+        except CheckpointError as error:
+            path = str(checkpoint.path)
+            return str(error) if path in str(error) else f"{path}: {error}"
+
+    def _one(self, checkpoint: Checkpoint, sets: Sequence[EvaluationSet]) -> list[Row]:
         """Return the rows of one checkpoint; its model is built only if one of them is missing."""
         folder = checkpoint.results_folder
         headers = self._headers(checkpoint, sets)
@@ -244,13 +246,14 @@ def _save(folder: Path, rows: Sequence[Row]) -> None:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
-            continue
-    return found
+    return {package: version for package in _PACKAGES if (version := _version(package)) is not None}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # a checkout on the path, not installed
+        return None
 
 
 def _progress(console: Console | None) -> Progress:

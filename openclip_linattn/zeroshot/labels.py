@@ -72,13 +72,11 @@ class LabelSet:
             if not class_name.strip():
                 raise UserError(f"{where}: the name of class {position} is blank")
         for position, template in enumerate(self.templates):
-            try:
-                as_format(template)
-            except UserError as error:
-                raise UserError(f"{where}: template {position}: {error}") from error
+            _check_template(template, f"{where}: template {position}")
         if self.fields and self.duplicates:
             raise UserError(
-                f"{where}: {_some(self.duplicates)} named twice; json fields tell the class by its name, so names must differ"
+                f"{where} repeats {_some(self.duplicates)}; its json fields tell a class by its name, "
+                "so names must differ"
             )
         index = {} if not self.fields else {name: i for i, name in enumerate(self.classes)}
         object.__setattr__(self, "_index", index)
@@ -104,9 +102,10 @@ class LabelSet:
         except ValueError as error:
             raise UserError(f"its cls member is {raw[:40]!r}, not a class index") from error
         if not 0 <= label < len(self.classes):
-            last = len(self.classes) - 1
+            count = len(self.classes)
             raise UserError(
-                f"its label {label} is out of range: label set {self.name!r} has {len(self.classes)} classes (0 to {last})"
+                f"its label {label} is out of range: "
+                f"label set {self.name!r} has {count} classes (0 to {count - 1})"
             )
         return label
 
@@ -143,20 +142,18 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_templates(path: Path) -> list[str]:
-    """Return the templates of a file, one per line, as written; raises UserError naming a wrong one's line."""
+    """Return the templates of a file, one per line; raises UserError naming the line of a wrong one."""
     templates = read_lines(path)
     for number, template in enumerate(templates, start=1):
-        try:
-            as_format(template)
-        except UserError as error:
-            raise UserError(f"{path}: line {number}: {error}") from error
+        _check_template(template, f"{path}: line {number}")
     return templates
 
 
 def read_label_sets(path: Path) -> list[LabelSet]:
-    """Return the label sets of a label_sets.json: {name: {"classes": [..], "templates": [..], "fields": [..]}}.
+    """Return the label sets of a label_sets.json.
 
-    Without "fields" the class index is the sample's cls member. Raises UserError naming file, set and key.
+    It maps a name to {"classes": [...], "templates": [...], "fields": [...]}, each a list of strings;
+    without "fields" the class index is the sample's cls member. Raises UserError naming file, set and key.
     """
     try:
         entries = json.loads(_read_text(path))
@@ -187,6 +184,13 @@ def _label_set(path: Path, name: str, entry: object) -> LabelSet:
         return LabelSet(name, lists["classes"], lists["templates"], lists["fields"])
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+
+
+def _check_template(template: str, where: str) -> None:
+    try:
+        as_format(template)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def _read_text(path: Path) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 
 import open_clip
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ..errors import UserError
 from .checkpoints import Checkpoint, CheckpointError
 from .reading import Transform
 
@@ -17,9 +18,9 @@ PRECISIONS = ("fp32", "amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_b
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A CLIP model in eval mode with its tokenizer, its preprocessing and where it runs."""
+    """A model of OpenCLIP in eval mode with its tokenizer, its preprocessing and where it runs."""
 
-    model: nn.Module
+    clip: Any
     tokenizer: Callable[[list[str]], Tensor]
     transform: Transform
     device: torch.device
@@ -28,7 +29,7 @@ class LoadedModel:
     @property
     def image_size(self) -> int | list[int]:
         """Pixels of a square input, else [height, width]."""
-        size = self.model.visual.image_size
+        size = self.clip.visual.image_size
         sides = [int(side) for side in size] if isinstance(size, (tuple, list)) else [int(size)] * 2
         return sides[0] if sides[0] == sides[1] else sides
 
@@ -90,7 +91,7 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise CheckpointError(f"device {name!r} cannot be used: {_first_lines(error)}") from error
+        raise UserError(f"device {name!r} cannot be used: {_first_lines(error)}") from error
     return device
 
 

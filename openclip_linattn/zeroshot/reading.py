@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class DataError(UserError):
 
 @dataclass(frozen=True)
 class _Failure:
-    """A reason that travels from a worker as an item: raised there, it would arrive with the worker's traceback."""
+    """What is wrong, passed on as an item: raised in a worker, it would bring the worker's traceback."""
 
     reason: str
 
@@ -76,7 +77,7 @@ class EvaluationStream(IterableDataset[_Item | _Failure]):
 
 
 def decode_image(sample: Mapping[str, Any]) -> Image.Image:
-    """Return the image of a sample (suffix -> bytes) in RGB; raises UserError when there is none or it is broken."""
+    """Return the RGB image of a sample (suffix -> bytes); raises UserError where it is absent or broken."""
     suffix = next((each for each in IMAGE_MEMBERS if each in sample), None)
     if suffix is None:
         seen = ", ".join(key for key in sample if not key.startswith("__")) or "none"
@@ -94,14 +95,19 @@ def batches(data: EvaluationSet, transform: Transform, *, batch_size: int, worke
     Raises DataError naming shard and key of a sample without a label, without a readable image or with a
     label out of range, and when fewer or more samples arrive than were counted.
     """
-    loader: DataLoader[_Item | _Failure] = DataLoader(
-        EvaluationStream(data.shards, data.label_sets, transform),
-        batch_size=batch_size,
-        num_workers=min(workers, len(data.shards)),
-        collate_fn=_collate,
-    )
+    with warnings.catch_warnings():
+        # More workers than cores are a choice: they help where reading waits for the network.
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        stream = iter(
+            DataLoader(
+                EvaluationStream(data.shards, data.label_sets, transform),
+                batch_size=batch_size,
+                num_workers=min(workers, len(data.shards)),
+                collate_fn=_collate,
+            )
+        )
     seen = 0
-    for batch in loader:
+    for batch in stream:
         if isinstance(batch, _Failure):
             raise DataError(batch.reason)
         seen += len(batch[0])

@@ -48,7 +48,7 @@ def row_key(row: Row) -> tuple[str, str, str]:
 
 
 def read_rows(folder: Path) -> dict[tuple[str, str, str], Row]:
-    """Return the rows kept in `folder` by key, the later of two; raises UserError for a line that is no row."""
+    """Return the rows kept in `folder` by key (the later of two); raises UserError for a bad line."""
     path = folder / RESULTS_FILE
     if not path.is_file():
         return {}

@@ -44,7 +44,7 @@ def class_embeddings(loaded: LoadedModel, label_set: LabelSet) -> Tensor:
     """
     with torch.inference_mode(), _autocast(loaded):
         classifier: Tensor = open_clip.build_zero_shot_classifier(
-            loaded.model,
+            loaded.clip,
             tokenizer=loaded.tokenizer,
             classnames=label_set.classes,
             templates=label_set.formats,
@@ -55,10 +55,10 @@ def class_embeddings(loaded: LoadedModel, label_set: LabelSet) -> Tensor:
 
 
 def image_features(loaded: LoadedModel, images: Tensor) -> Tensor:
-    """Return the features (B, embedding) of preprocessed images (B, 3, height, width), float32, rows of norm 1."""
+    """Return float32 features (B, embedding) of norm 1 of preprocessed images (B, 3, height, width)."""
     dtype = open_clip.get_input_dtype(loaded.precision)
     with torch.inference_mode(), _autocast(loaded):
-        features: Tensor = loaded.model.encode_image(images.to(loaded.device, dtype), normalize=True)
+        features: Tensor = loaded.clip.encode_image(images.to(loaded.device, dtype), normalize=True)
         return _float32(features, dim=-1)
 
 

@@ -5,8 +5,8 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from braceexpand import UnbalancedBracesError
 from webdataset.shardlists import expand_urls
 from webdataset.tariterators import group_by_keys
 
@@ -38,7 +38,7 @@ def find_shards(source: str) -> tuple[Path, list[Path]]:
     missing = [shard for shard in shards if not shard.is_file()]
     if missing:
         raise UserError(
-            f"{len(missing)} of {len(shards)} shard(s) of {source!r} do not exist, the first is {missing[0]}; "
+            f"{len(missing)} of {len(shards)} shard(s) of {source!r} do not exist, first {missing[0]}; "
             "name a folder, or tars in a pattern such as FOLDER/{0..3}.tar"
         )
     if len({shard.resolve() for shard in shards}) < len(shards):
@@ -82,12 +82,12 @@ def count_samples(shard: Path) -> int:
 
 
 def _members(shard: Path) -> Iterator[dict[str, object]]:
+    tar: Any  # its list of members is no public attribute
     with tarfile.open(shard) as tar:
         while (member := tar.next()) is not None:
             tar.members = []  # else every header stays in memory
             if member.isreg() and not _META_MEMBER.match(member.name):
                 yield {"fname": member.name, "data": b"", "__url__": str(shard)}
-        assert tar.fileobj is not None
         tar.fileobj.seek(tar.offset)
         if tar.fileobj.read(512) != bytes(512):
             raise UserError(
@@ -98,11 +98,11 @@ def _members(shard: Path) -> Iterator[dict[str, object]]:
 def _expand(source: str) -> list[Path]:
     try:
         return [Path(url) for url in expand_urls(source)]
-    except UnbalancedBracesError as error:
+    except ValueError as error:
         raise UserError(
             f"{source!r} has unbalanced braces; write a pattern such as FOLDER/{{0..3}}.tar"
         ) from error
-    except AssertionError as error:
+    except AssertionError as error:  # an environment variable of the pattern is not set
         raise UserError(f"{source!r}: {error}") from error
 
 

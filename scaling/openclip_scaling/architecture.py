@@ -44,9 +44,14 @@ def read_architecture(
     image, text = _towers(model_repr)
     vision, image_attention = _vision(image, image_size)
     text_cfg, text_attention, embedding = _text(text)
-    notices = [f"the embedding width is not printed; the text width {embedding} is used for it"]
+    assumed = [f"embedding width {embedding} (that of the text tower)"]
     if context_length is None:
-        notices.append(f"the context length is not printed; {_DEFAULT_CONTEXT} is used")
+        assumed.append(f"context length {_DEFAULT_CONTEXT}")
+    notices = [f"not printed in out.log, so assumed for its size and compute: {', '.join(assumed)}"]
+    if any(line.startswith("(patch_dropout): PatchDropout") for line in image):
+        notices.append(
+            "the rate of patch dropout is not printed; unless forced, compute is counted without it"
+        )
     text_cfg["context_length"] = context_length or _DEFAULT_CONTEXT
     config = {"embed_dim": embedding, "vision_cfg": vision, "text_cfg": text_cfg}
     return Architecture(config, image_attention, text_attention, tuple(notices))

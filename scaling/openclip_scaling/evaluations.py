@@ -21,7 +21,7 @@ _PRINTED_PRECISION = 6e-5  # out.log prints four decimals
 
 
 def read_json_lines(path: Path, notices: list[str]) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file (an absent file has none); lines that are not objects go to the notices."""
+    """The objects of a JSON-lines file (none if it is absent); other lines go to the notices."""
     if not path.is_file():
         return []
     rows = []
@@ -60,9 +60,8 @@ def validation_metrics(
         by_epoch.setdefault(epoch, {}).update(_renamed(_numbers(row)))
     repeated = [epoch for epoch, count in sorted(counts.items()) if count > 1]
     if repeated:
-        notices.append(
-            f"results.jsonl has more than one row for epoch {', '.join(map(str, repeated))}; the later row is used"
-        )
+        numbers = ", ".join(map(str, repeated))
+        notices.append(f"results.jsonl has more than one row for epoch {numbers}; the later row is used")
     return by_epoch
 
 
@@ -76,7 +75,7 @@ def _renamed(metrics: Mapping[str, float]) -> Metrics:
 
 
 def _epochs(results: Sequence[Mapping[str, Any]], printed: Sequence[EvalRecord]) -> list[int | None]:
-    """The epoch of every row; one without (OpenCLIP writes none with --imagenet-val alone) is found in the log."""
+    """The epoch of every row; where a row has none (only --imagenet-val was set) it is found in the log."""
     epochs: list[int | None] = []
     position = 0
     for row in results:
@@ -108,9 +107,8 @@ def zeroshot_metrics(rows: Sequence[Mapping[str, Any]], notices: list[str]) -> d
     for row in rows:
         epoch = _zeroshot_epoch(row)
         if epoch is None:
-            notices.append(
-                f"zeroshot.jsonl: the epoch of checkpoint {row.get('checkpoint')!r} is not known; its row is left out"
-            )
+            checkpoint = row.get("checkpoint")
+            notices.append(f"zeroshot.jsonl: the epoch of {checkpoint!r} is not known; its row is left out")
             continue
         parts = [str(row[key]) for key in ("dataset", "label_set") if row.get(key) not in (None, "")]
         prefix = "/".join(parts)

@@ -143,7 +143,7 @@ def _surviving_epochs(
 
 
 def global_batch(params: Mapping[str, str]) -> int | None:
-    """Pairs per optimizer step over all processes: batch_size x accum_freq x world_size; None where unknown."""
+    """Pairs per optimizer step over all processes (batch_size x accum_freq x world_size), if known."""
     batch = whole_number(params.get("batch_size"))
     if batch is None:
         return None
@@ -191,8 +191,8 @@ def _note_changes(epochs: Mapping[int, _Epoch], steps: int, samples: int, notice
 def smoothed_loss(losses: Sequence[float]) -> tuple[float | None, float | None]:
     """Training loss at the end of `losses`: mean of the last tenth (at least 5 logged steps), and its error.
 
-    The error is the standard error of that mean about a straight line, so that the slope is not taken for noise.
-    Steps that are not finite are left out. None where there is nothing to average.
+    The error is the standard error of that mean about a straight line, so that a slope is not taken for
+    noise. Steps that are not finite are left out. None where there is nothing to average.
     """
     count = max(5, math.ceil(len(losses) / 10))
     tail = [(i, loss) for i, loss in enumerate(losses[-count:]) if math.isfinite(loss)]

@@ -1,0 +1,97 @@
+"""The options that the fitting commands share, as one table that becomes the parameters of each command."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from openclip_scaling.analysis import Settings
+from openclip_scaling.errors import UserError
+from openclip_scaling.laws import LAWS
+
+_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "metric": (
+        Annotated[
+            str,
+            typer.Option("--metric", "--y", help="val_loss, train_loss or a column; accuracies as errors."),
+        ],
+        Settings.metric,
+    ),
+    "x": (
+        Annotated[str, typer.Option("--x", help="Column of the scale; train_flop is in FLOP.")],
+        Settings.x,
+    ),
+    "by": (
+        Annotated[str, typer.Option("--by", "--group", help="Column whose values are fitted apart.")],
+        Settings.by,
+    ),
+    "law": (
+        Annotated[str, typer.Option("--law", help="power (E = b C^a), saturating (E = E0 + b C^a) or both.")],
+        "both",
+    ),
+    "points": (
+        Annotated[str, typer.Option("--points", help="all, ends (last of each run), frontier or bins.")],
+        Settings.points,
+    ),
+    "min_samples": (
+        Annotated[float, typer.Option("--min-samples", help="Leave out checkpoints that saw fewer samples.")],
+        Settings.min_samples,
+    ),
+    "delta": (
+        Annotated[
+            float | None, typer.Option("--huber", help="Huber delta in ln E; without it, least squares.")
+        ],
+        Settings.delta,
+    ),
+    "draws": (
+        Annotated[int, typer.Option("--draws", help="Resamples of the runs for the intervals.")],
+        Settings.draws,
+    ),
+    "seed": (Annotated[int, typer.Option("--seed", help="Seed of the resamples.")], Settings.seed),
+    "batch": (
+        Annotated[int | None, typer.Option("--batch", help="Keep runs of this global batch size.")],
+        Settings.batch,
+    ),
+    "per_batch": (
+        Annotated[bool, typer.Option("--per-batch", help="Fit every batch size apart.")],
+        Settings.per_batch,
+    ),
+    "where": (
+        Annotated[
+            list[str] | None, typer.Option("--where", help="COLUMN=VALUE or COLUMN!=VALUE; repeatable.")
+        ],
+        None,
+    ),
+}
+
+
+def settings_from(values: dict[str, Any]) -> Settings:
+    """Settings from the values of the options. Raises UserError on an unknown law."""
+    law = values.pop("law")
+    if law != "both" and law not in LAWS:
+        raise UserError(f"--law {law} is unknown; use {', '.join(LAWS)} or both.")
+    laws = tuple(LAWS) if law == "both" else (law,)
+    where = tuple(values.pop("where") or ())
+    return Settings(laws=laws, where=where, **values)
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the shared options; it receives them as one argument called settings."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in _OPTIONS.items()
+    ]
+
+    def run(**values: Any) -> None:
+        options = {name: values.pop(name) for name in _OPTIONS}
+        command(settings=settings_from(options), **values)
+
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+    return run

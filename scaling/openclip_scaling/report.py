@@ -1,0 +1,250 @@
+"""A short markdown report on a set of runs: exponents with intervals, verdicts, pictures, notices, runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from openclip_scaling.analysis import Analysis, GroupFit, Progress, Settings, analyse
+from openclip_scaling.compare import Comparison, compare_groups
+from openclip_scaling.errors import UserError
+from openclip_scaling.fit import Loss
+from openclip_scaling.laws import LAWS
+from openclip_scaling.metrics import metric_columns, metric_named
+from openclip_scaling.plot import curves_figure, metric_figure, save_figure, scaling_figure
+from openclip_scaling.runs import Collection, write_atomically
+from openclip_scaling.uncertainty import LEVEL, MINIMUM_RUNS
+
+_DEFAULT_METRICS = re.compile(r"(^val_loss|^train_loss|top-?1)$")
+
+
+def json_ready(value: Any) -> Any:
+    """The same value with NaN and infinities as None, and numpy scalars as Python's."""
+    if isinstance(value, dict):
+        return {str(key): json_ready(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_ready(item) for item in value]
+    if isinstance(value, np.generic):
+        return json_ready(value.item())
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table, JSON-ready."""
+    return [
+        {str(key): None if pd.isna(value) else json_ready(value) for key, value in row.items()}
+        for row in frame.to_dict("records")
+    ]
+
+
+def comparison_dict(item: Comparison) -> dict[str, Any]:
+    """A comparison as JSON-ready numbers."""
+    return {
+        "first": item.first,
+        "second": item.second,
+        "law": item.law,
+        "exponent_difference": item.difference,
+        "interval95": item.interval,
+        "predicted_ratio": item.ratio,
+        "ratio_interval95": item.ratio_interval,
+        "scale": item.scale,
+        "runs": item.runs,
+        "reliable": item.reliable,
+        "distinguishable": item.distinguishable,
+        "verdict": item.verdict,
+    }
+
+
+def default_metrics(collection: Collection) -> list[str]:
+    """Losses and top-1 accuracies that the table has."""
+    return [name for name in metric_columns(collection.checkpoints) if _DEFAULT_METRICS.search(name)]
+
+
+def write_report(
+    folder: Path,
+    collection: Collection,
+    metrics: Sequence[str] | None = None,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Write report.md with its pictures and fits.json into `folder`; returns the path of report.md.
+
+    Every metric is fitted under every law, as verdicts can depend on the form. A metric that cannot be
+    fitted is named with the reason. Raises UserError when there is no metric at all.
+    """
+    settings = settings or Settings()
+    names = list(metrics) if metrics else default_metrics(collection)
+    if not names:
+        raise UserError("The runs have neither a loss nor a top-1 accuracy; name a column with --metric.")
+    sections, stored = [], []
+    for name in names:
+        if progress:
+            progress(name)
+        text, result = _metric_section(folder, collection, replace(settings, metric=name, laws=tuple(LAWS)))
+        sections.append(text)
+        stored.append(result)
+    parts = [_head(collection, settings), *sections, _curves_section(folder, collection)]
+    parts += [_notices_section(collection), _runs_section(collection)]
+    write_atomically(folder / "fits.json", json.dumps(json_ready(stored), indent=1, allow_nan=False) + "\n")
+    path = folder / "report.md"
+    write_atomically(path, "\n\n".join(part for part in parts if part) + "\n")
+    return path
+
+
+def _head(collection: Collection, settings: Settings) -> str:
+    frame = collection.checkpoints
+    runs = frame["run"].nunique() if "run" in frame.columns else len(frame)
+    lines = [
+        "# Scaling report",
+        f"{len(frame)} checkpoints of {runs} runs. Fits in logs by {Loss(settings.delta).name}, points: "
+        f"{settings.points}; {LEVEL:.0%} intervals from {settings.draws} resamples of whole runs, widened by a "
+        "t interval. `a` is the exponent of the law: the metric falls as scale to the power `a`.",
+    ]
+    counts = _runs_per_group(frame, settings.by)
+    few = {name: count for name, count in counts.items() if count < MINIMUM_RUNS}
+    if few:
+        listed = ", ".join(f"{name}: {count}" for name, count in few.items())
+        lines.append(
+            f"**Intervals are not reliable with fewer than {MINIMUM_RUNS} runs per {settings.by}** ({listed}). "
+            "Read the verdicts as descriptions of these runs."
+        )
+    return "\n\n".join(lines)
+
+
+def _runs_per_group(frame: pd.DataFrame, by: str) -> dict[str, int]:
+    if by not in frame.columns or "run" not in frame.columns:
+        return {}
+    usable = frame[frame["diverged"].astype(str) != "True"] if "diverged" in frame.columns else frame
+    return {str(name): int(part["run"].nunique()) for name, part in usable.groupby(by)}
+
+
+def _metric_section(folder: Path, collection: Collection, settings: Settings) -> tuple[str, dict[str, Any]]:
+    title = f"## {metric_named(settings.metric).label}"
+    try:
+        analysis = analyse(collection.checkpoints, settings)
+    except UserError as error:
+        return f"{title}\n\nNot fitted: {error}", {"metric": settings.metric, "error": str(error)}
+    comparisons = [item for law in settings.laws for item in compare_groups(_boots(analysis, law))]
+    lines = [title, f"Scale: {analysis.x_label}.", fits_table(analysis), _remarks(analysis)]
+    lines.append("\n".join(f"- {item.law}: {item.verdict}" for item in comparisons))
+    for law in settings.laws:
+        if analysis.by_law(law):
+            path = folder / f"{slug(settings.metric)}-{law}.png"
+            save_figure(scaling_figure(analysis, law), path)
+            lines.append(f"![{analysis.metric.label} against {analysis.x_label}, {law} law]({path.name})")
+    stored = {
+        "metric": settings.metric,
+        "x": settings.x,
+        "fits": [item.as_dict() for item in analysis.fits],
+        "comparisons": [comparison_dict(item) for item in comparisons],
+        "notices": analysis.notices,
+    }
+    return "\n\n".join(line for line in lines if line), stored
+
+
+def _boots(analysis: Analysis, law: str) -> dict[str, Any]:
+    return {group: item.boot for group, item in analysis.by_law(law).items()}
+
+
+def slug(name: str) -> str:
+    """A metric's name as a file name."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "metric"
+
+
+def fits_table(analysis: Analysis) -> str:
+    """The fits as a markdown table."""
+    head = f"| {analysis.settings.by} | law | a [95 %] | b | E0 [95 %] | runs | points | AIC | starts at optimum |"
+    rule = "|" + "---|" * 9
+    rows = []
+    for item in analysis.fits:
+        fit = item.fit
+        cells = [
+            _escaped(item.group), fit.law.formula, with_interval(item, "a"), f"{fit.parameters['b']:.4g}",
+            with_interval(item, "E0"), str(item.boot.runs), str(len(fit.points)),
+            "" if fit.aic is None else f"{fit.aic:.1f}", f"{fit.starts_at_optimum}/{fit.starts}",
+        ]  # fmt: skip
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join([head, rule, *rows])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def with_interval(item: GroupFit, name: str) -> str:
+    """A parameter with its interval, or with the word that it is not identified."""
+    if name not in item.fit.parameters:
+        return ""
+    value = f"{item.fit.parameters[name]:.4f}"
+    interval = item.boot.intervals.get(name)
+    if interval is None:
+        return f"{value} (no interval)"
+    text = f"{value} [{interval.low:.4f}, {interval.high:.4f}]"
+    return text if interval.identified else f"{text} not identified"
+
+
+def _remarks(analysis: Analysis) -> str:
+    lines = [
+        f"- {item.group}, {item.fit.law.name}: {text}" for item in analysis.fits for text in item.notices
+    ]
+    return "\n".join([*lines, *(f"- {text}" for text in analysis.notices)])
+
+
+def _curves_section(folder: Path, collection: Collection) -> str:
+    frame = collection.checkpoints
+    lines = []
+    if not collection.curves.empty and not collection.runs.empty:
+        save_figure(curves_figure(collection.curves, collection.runs), folder / "training-loss.png")
+        lines.append("![Training loss of every run](training-loss.png)")
+    drawable = {"run", "attention", "samples_seen"} <= set(frame.columns)
+    for name in default_metrics(collection) if drawable else []:
+        if name != "train_loss":
+            path = folder / f"{slug(name)}-curves.png"
+            save_figure(metric_figure(frame, name), path)
+            lines.append(f"![{name} of every checkpoint]({path.name})")
+    return "\n\n".join(["## Learning curves", *lines]) if lines else ""
+
+
+def _notices_section(collection: Collection) -> str:
+    if not collection.notices:
+        return ""
+    return "\n".join(
+        ["## What was repaired, assumed or left out", "", *(f"- {n}" for n in collection.notices)]
+    )
+
+
+_RUN_TABLE = {
+    "run": "run", "model": "model", "attention": "attention", "parameters": "parameters",
+    "gmac_per_pair": "GMAC per pair", "batch": "batch", "samples_seen": "samples seen",
+    "unique_samples_bound": "different samples, at most", "train_flop": "training FLOP", "hours": "hours",
+    "train_loss": "training loss", "val_loss": "validation loss", "diverged": "diverged",
+}  # fmt: skip
+
+
+def _runs_section(collection: Collection) -> str:
+    frame = collection.runs
+    columns = [column for column in _RUN_TABLE if column in frame.columns]
+    if not columns:
+        return ""
+    head = "| " + " | ".join(_RUN_TABLE[column] for column in columns) + " |"
+    rows = ["| " + " | ".join(_cell(row[column]) for column in columns) + " |" for row in records(frame)]
+    return "\n".join(["## Runs", "", head, "|" + "---|" * len(columns), *rows])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e12 else f"{value:.4g}"
+    return _escaped(str(value))

@@ -1,0 +1,116 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from openclip_linattn.cli.evaluate import evaluate_command, short_names
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("COLUMNS", "200")
+    app = typer.Typer()
+    app.command()(evaluate_command)
+
+    def run(*arguments: object) -> Result:
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    return run
+
+
+PLAIN = ("--no-save", "--workers", 0)
+
+
+def test_the_table_holds_the_numbers(cli: Any, run_folder: Path, data_folder: Path) -> None:
+    rows = json.loads(cli(run_folder, "--data", data_folder, "--json", *PLAIN).stdout)
+    result = cli(run_folder, "--data", data_folder, *PLAIN, "--per-class")
+    assert result.exit_code == 0
+    assert "figures: 45 images in 3 shard(s)" in result.stderr
+    for row in rows:
+        assert f"{100 * row['top1']:.2f}" in result.stdout
+    for text in ("epoch_2.pt", "epoch_10.pt", "color x shape", "red disk"):
+        assert text in result.stdout
+
+
+def test_json_is_alone_on_stdout(cli: Any, checkpoint: Path, data_folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "rows, all.json"
+    result = cli(checkpoint, "--data", data_folder, "--json", "-o", output, *PLAIN)
+    assert result.exit_code == 0
+    rows = json.loads(result.stdout)
+    assert len(rows) == 3
+    assert json.loads(output.read_text()) == rows
+    assert "NaN" not in result.stdout
+
+
+def test_label_sets_are_chosen(cli: Any, checkpoint: Path, data_folder: Path) -> None:
+    chosen = ("--label-set", "shape", "--label-set", "color")
+    rows = json.loads(cli(checkpoint, "--data", data_folder, *chosen, "--json", *PLAIN).stdout)
+    assert [row["label_set"] for row in rows] == ["color", "shape"]
+    assert all("top5" not in row for row in rows)
+
+
+def test_rows_are_saved_and_used_again(cli: Any, make: Any, data_folder: Path, tmp_path: Path) -> None:
+    path = make.checkpoint(tmp_path / "run", 1, 0)
+    first = cli(path, "--data", data_folder, "--json", "--workers", 0)
+    second = cli(path, "--data", data_folder, "--json", "--workers", 0)
+    assert second.stdout == first.stdout
+    assert "3 row(s) were there already" in second.stderr
+    assert "already" not in first.stderr
+    assert (path.parent / "zeroshot.jsonl").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--model", "ViT-B16"], "unknown model 'ViT-B16'; the closest are"),
+        (["--batch-size", "0"], "the batch size is 0"),
+        (["--precision", "half"], "unknown precision 'half'"),
+        (["--label-set", "size"], "no label set 'size'"),
+        (["--classnames", "/nowhere.txt"], "/nowhere.txt does not exist"),
+        (["--device", "tpu"], "device 'tpu' cannot be used"),
+    ],
+)
+def test_bad_input_is_a_sentence_and_status_2(
+    cli: Any, checkpoint: Path, data_folder: Path, arguments: list[str], reason: str
+) -> None:
+    result = cli(checkpoint, "--data", data_folder, *PLAIN, *arguments)
+    assert result.exit_code == 2
+    assert "error: " in result.stderr
+    assert reason in result.stderr
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+
+
+def test_a_wrong_template_is_named_by_line(
+    cli: Any, checkpoint: Path, data_folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "templates.txt"
+    path.write_text("a {c}\na {name}\n")
+    result = cli(checkpoint, "--data", data_folder, "--templates", path, *PLAIN)
+    assert result.exit_code == 2
+    assert f"{path}: line 2" in result.stderr
+    assert "{name}" in result.stderr
+
+
+def test_a_checkpoint_that_fails_leaves_the_rows_of_the_others(
+    cli: Any, checkpoint: Path, data_folder: Path, tmp_path: Path, make: Any
+) -> None:
+    broken = tmp_path / "epoch_3.pt"
+    broken.write_bytes(b"nothing")
+    result = cli(broken, checkpoint, "--data", data_folder, "--model", make.model, "--json", *PLAIN)
+    assert result.exit_code == 2
+    assert [row["epoch"] for row in json.loads(result.stdout)] == [2] * 3
+    assert "epoch_3.pt does not load as" in result.stderr
+
+
+def test_names_are_as_short_as_they_can_be() -> None:
+    assert short_names(["/a/b/epoch_1.pt", "/a/b/epoch_2.pt"]) == {
+        "/a/b/epoch_1.pt": "epoch_1.pt",
+        "/a/b/epoch_2.pt": "epoch_2.pt",
+    }
+    assert short_names(["/x/b/c", "/y/b/c"]) == {"/x/b/c": "x/b/c", "/y/b/c": "y/b/c"}
+    assert short_names([]) == {}
+    assert short_names(["/a/b", "/a/b"]) == {"/a/b": "b"}
