@@ -53,9 +53,7 @@ class Manifest:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.content: dict[str, Any] = {"segments": []}
-        if path.exists():
-            self.content = json.loads(path.read_text(encoding="utf-8"))
+        self.content: dict[str, Any] = {"segments": [], **read_manifest(path.parent)}
 
     def start(self, plan: Plan | None, *, start_epoch: int, **facts: Any) -> None:
         """Opens a segment: one process group's life, from start or resume to its end."""
@@ -98,6 +96,15 @@ class Manifest:
         temporary = self.path.with_suffix(".json.tmp")
         temporary.write_text(json.dumps(self.content, indent=2) + "\n", encoding="utf-8")
         os.replace(temporary, self.path)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The content of a run folder's run.json; empty where there is none or it is not readable as JSON."""
+    try:
+        content = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def model_facts(name: str, config: dict[str, Any], image_size: int | None = None) -> dict[str, Any]:

@@ -17,9 +17,11 @@ from typing import Any
 
 import open_clip
 from open_clip_train.distributed import world_info_from_env
+from open_clip_train.main import main as open_clip_main
 from open_clip_train.params import parse_args
 
-from openclip_linattn.data.preflight import PreflightResult, preflight, sample_count
+from openclip_linattn.data.preflight import PreflightResult, preflight
+from openclip_linattn.data.sources import as_pattern
 from openclip_linattn.errors import UserError
 from openclip_linattn.manifest import Manifest, Plan, machine_facts, model_facts
 from openclip_linattn.registration import models
@@ -49,39 +51,41 @@ def run(argv: list[str]) -> int:
     if args.name is None:
         args.name = default_name(args)
         argv = [*argv, "--name", args.name]
+    if args.train_data and Path(args.train_data).is_dir():
+        args.train_data, args.dataset_type = as_pattern(args.train_data), "webdataset"
+        argv = [*argv, "--train-data", args.train_data, "--dataset-type", "webdataset"]
     _local_rank, rank, world_size = world_info_from_env()
-    check_command(args)
-    manifest = None
-    plan = training_plan(args, world_size)
-    if rank == 0:
-        checked = look_at_shards(args, world_size)
-        manifest = open_manifest(args, argv, plan, checked, world_size)
-    return _train(argv, args, plan, manifest)
+    check_command(args, master=rank == 0)
+    if rank != 0:
+        return open_clip_main(argv) or 0
+    checked = look_at_shards(args, world_size)
+    plan = training_plan(args, checked, world_size)
+    return _train(argv, args, plan, open_manifest(args, argv, plan, checked, world_size))
 
 
-def _train(argv: list[str], args: argparse.Namespace, plan: Plan | None, manifest: Manifest | None) -> int:
-    from open_clip_train.main import main as open_clip_main
-
+def _train(argv: list[str], args: argparse.Namespace, plan: Plan | None, manifest: Manifest) -> int:
     status, code = "failed", 1
     try:
         code = open_clip_main(argv) or 0
         status = "finished" if code == 0 else "failed"
     finally:
-        if manifest is not None:
-            done = args.epochs if status == "finished" else _epochs_done(run_folder(args))
-            manifest.finish(status, plan, epochs_done=done)
+        done = args.epochs if status == "finished" else _epochs_done(run_folder(args))
+        manifest.finish(status, plan, epochs_done=done)
     return code if code >= 0 else 1
 
 
-def check_command(args: argparse.Namespace) -> None:
-    """Raises UserError for a model that does not exist, a flag that cannot work, or a run name that is taken."""
+def check_command(args: argparse.Namespace, *, master: bool = True) -> None:
+    """Raises UserError for a model that does not exist, a flag that cannot work, or a run name that is taken.
+
+    Only the master process looks at the run's folder: the others may come when it has already begun the run.
+    """
     check_model_name(args.model)
     if args.model in models():
         for flag, reason in REFUSED.items():
             if getattr(args, flag, False):
                 raise UserError(f"{args.model} does not work with {reason}")
     log = run_folder(args) / "out.log"
-    if args.train_data and log.exists() and args.resume != "latest":
+    if master and log.exists() and args.resume != "latest":
         raise UserError(
             f"the run {args.name!r} exists already ({log}); choose another --name, or continue it with --resume latest"
         )
@@ -121,25 +125,25 @@ def look_at_shards(args: argparse.Namespace, world_size: int) -> PreflightResult
     """Checks the training shards as far as it takes seconds; raises UserError where training would hang or fail."""
     if not reads_shards(args):
         return None
-    return preflight(
+    checked = preflight(
         args.train_data,
         world_size=world_size,
         workers=args.workers,
         resampled=args.dataset_resampled,
         num_samples=args.train_num_samples,
+        batch_size=args.batch_size,
+        accum=args.accum_freq,
     )
+    for warning in checked.warnings:
+        print(f"warning: {warning}", file=sys.stderr)  # noqa: T201 - OpenCLIP sets up its log later
+    return checked
 
 
-def training_plan(args: argparse.Namespace, world_size: int) -> Plan | None:
+def training_plan(args: argparse.Namespace, checked: PreflightResult | None, world_size: int) -> Plan | None:
     """What the command asks for; None where OpenCLIP itself works it out (CSV files) or nothing is trained."""
-    if not reads_shards(args) and args.dataset_type != "synthetic":
+    samples = args.train_num_samples or (checked.num_samples if checked else None)
+    if not samples or (checked is None and args.dataset_type != "synthetic"):
         return None
-    samples = args.train_num_samples or sample_count(args.train_data)
-    if not samples:
-        raise UserError(
-            f"the number of samples of {args.train_data} is not known; give --train-num-samples, or run "
-            "`openclip-linattn data check` on the shards, which writes the sizes.json that OpenCLIP reads"
-        )
     return Plan(samples, args.batch_size, world_size, args.workers, args.accum_freq, args.epochs)
 
 
@@ -152,7 +156,7 @@ def open_manifest(
     if checked is not None:
         facts["dataset"] = checked.to_json()
     if plan is not None:
-        facts["unique_samples_bound"] = _unique_bound(args, plan)
+        facts["unique_samples_bound"] = _unique_bound(plan, checked)
     manifest.start(plan, start_epoch=_start_epoch(args), **facts)
     return manifest
 
@@ -169,10 +173,10 @@ def _single(size: Any) -> Any:
     return size[0] if isinstance(size, (list, tuple)) and len(size) == 1 else size
 
 
-def _unique_bound(args: argparse.Namespace, plan: Plan) -> int:
+def _unique_bound(plan: Plan, checked: PreflightResult | None) -> int:
     """No more distinct samples than the set holds can have been seen, nor more than were drawn."""
     drawn = plan.totals(plan.epochs)["samples"]
-    held = sample_count(args.train_data) if reads_shards(args) else None
+    held = checked.held if checked else None
     return min(drawn, held) if held else drawn
 
 

@@ -22,6 +22,7 @@ from openclip_linattn.errors import UserError
 
 MAX_SHARDS = 1_000_000
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
+_NUMBERS = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
 _RANGE = re.compile(r"\{\s*([0-9A-Za-z]+)\s*(?:\.{2,}|…|-|:)\s*([0-9A-Za-z]+)\s*\}")
 
 
@@ -74,7 +75,7 @@ def _expand_all(source: str) -> list[str]:
     check_split_pipe(components)
     urls = [url for component in components for url in _expand_component(component, source)]
     if len(urls) > MAX_SHARDS:
-        raise UserError(f"{source} expands to more than {MAX_SHARDS:,} shards: check its ranges.")
+        raise UserError(_too_long(source))
     return urls
 
 
@@ -93,6 +94,7 @@ def _expand_component(component: str, source: str) -> list[str]:
     component = _substitute(component)
     if component.startswith("pipe:"):
         check_pipe(component)
+    _check_length(component)
     try:
         urls = list(islice(braceexpand(component), MAX_SHARDS + 1))
     except ValueError as error:
@@ -103,6 +105,17 @@ def _expand_component(component: str, source: str) -> list[str]:
     check_scheme(component)
     _check_wildcards(component)
     return urls
+
+
+def _check_length(component: str) -> None:
+    # braceexpand would first put every number of a range into memory.
+    for first, last in _NUMBERS.findall(component):
+        if abs(int(last) - int(first)) >= MAX_SHARDS:
+            raise UserError(_too_long(component))
+
+
+def _too_long(source: str) -> str:
+    return f"{source} expands to more than {MAX_SHARDS:,} shards: check its ranges."
 
 
 def _substitute(component: str) -> str:

@@ -70,8 +70,7 @@ def linear_inf_attention(
     tokens = read_tokens(q, k, v, key_padding_mask)
     with full_precision(v):
         energy = torch.linalg.vector_norm(tokens.q, dim=-1, keepdim=True)
-        average = energy / energy.sum(-2, keepdim=True).clamp_min(TINY)
-        query = product(average.mT, tokens.q)
+        query = product(energy.mT, tokens.q) / energy.sum(-2, keepdim=True).clamp_min(TINY)
         score = product(query, tokens.k.mT).relu()
         weights = score / score.sum(-1, keepdim=True).clamp_min(TINY)
         o = per_head(rho, "rho", tokens.v) * product(weights, tokens.v)

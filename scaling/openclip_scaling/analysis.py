@@ -110,6 +110,15 @@ class Analysis:
     def x_label(self) -> str:
         return axis_label(self.settings.x)
 
+    @property
+    def remarks(self) -> list[str]:
+        """Every notice once, with the fits that it belongs to."""
+        where: dict[str, list[str]] = {}
+        for item in self.fits:
+            for text in item.notices:
+                where.setdefault(text, []).append(f"{item.group} ({item.fit.law.name})")
+        return [*(f"{', '.join(names)}: {text}" for text, names in where.items()), *self.notices]
+
     def by_law(self, law: str) -> dict[str, GroupFit]:
         """The fits of one law, by group."""
         return {item.group: item for item in self.fits if item.fit.law.name == law}
@@ -121,6 +130,11 @@ def analyse(frame: pd.DataFrame, settings: Settings, progress: Progress | None =
     notices: list[str] = []
     groups = grouped_points(frame, settings, metric, notices)
     select, loss = selection_named(settings.points), Loss(settings.delta)
+    if settings.points == "all" and any(len(points.runs) < len(points) for points in groups.values()):
+        notices.append(
+            "checkpoints before the end of a run are taken before its learning rate has decayed; "
+            "--points ends uses the last of each run only"
+        )
     fits: list[GroupFit] = []
     for group, points in groups.items():
         for name in settings.laws:

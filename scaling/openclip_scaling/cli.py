@@ -88,10 +88,7 @@ def fit_command(sources: Sources, settings: Settings, as_json: AsJson = False) -
                      "notices": analysis.notices})  # fmt: skip
     else:
         _stdout().print(_fits_table(analysis))
-        remarks = [
-            f"{item.group}, {item.fit.law.name}: {text}" for item in analysis.fits for text in item.notices
-        ]
-        _print_notices([*remarks, *analysis.notices])
+        _print_notices(analysis.remarks)
 
 
 @app.command("compare")
@@ -118,7 +115,7 @@ def compare_command(sources: Sources, settings: Settings, as_json: AsJson = Fals
             f"p = {slopes.p:.4f}; checkpoints of one run make this p too small.",
             soft_wrap=True,
         )
-    _print_notices(analysis.notices)
+    _print_notices(analysis.remarks)
 
 
 @app.command("plot")
@@ -205,8 +202,8 @@ def _slopes(analysis: Analysis) -> SlopeTest | None:
 def _runs_table(collection: Collection) -> Table:
     table = Table(title=f"{len(collection.checkpoints)} checkpoints of {len(collection.runs)} runs")
     heads = {
-        "run": "run", "model": "model", "attention": "attention", "gmac_per_pair": "GMAC/pair", "batch": "batch",
-        "epoch": "epochs", "samples_seen": "samples", "train_flop": "training FLOP",
+        "run": "run", "model": "model", "attention": "attention", "gmac_per_pair": "GMAC/pair",
+        "batch": "batch", "epoch": "epochs", "samples_seen": "samples", "train_flop": "training FLOP",
         "train_loss": "train loss", "val_loss": "val loss", "diverged": "diverged",
     }  # fmt: skip
     for name in heads.values():

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter, ScalarFormatter
 
 from openclip_scaling.analysis import Analysis, GroupFit
 from openclip_scaling.errors import UserError
+from openclip_scaling.flops import ATTENTION_MACS
 from openclip_scaling.metrics import axis_label, numbers
 from openclip_scaling.points import Points
 from openclip_scaling.runs import write_atomically
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#888888")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 FORMATS = ("png", "svg", "pdf")
 _WIDTH = 6.4  # inches
 _DPI = 200
@@ -42,6 +43,16 @@ def save_figure(figure: Figure, path: Path) -> None:
     write_atomically(path, buffer.getvalue())
 
 
+def styles(groups: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Color and marker by group: attention kinds keep theirs in every figure, others take what is left."""
+    names = list(dict.fromkeys(groups))
+    slots = {name: list(ATTENTION_MACS).index(name) % len(COLORS) for name in names if name in ATTENTION_MACS}
+    free = [slot for slot in range(len(COLORS)) if slot not in slots.values()] or list(range(len(COLORS)))
+    others = [name for name in names if name not in slots]
+    slots |= {name: free[index % len(free)] for index, name in enumerate(others)}
+    return {name: (COLORS[slots[name]], MARKERS[slots[name]]) for name in names}
+
+
 def scaling_figure(analysis: Analysis, law: str) -> Figure:
     """Metric against scale in log-log, one colour per group: points, fit, 95 % band; residuals below.
 
@@ -52,8 +63,9 @@ def scaling_figure(analysis: Analysis, law: str) -> Figure:
         raise UserError(f"There is no fit of the law {law!r} to draw.")
     figure = Figure(figsize=(_WIDTH, 5.4), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
-    for index, (group, item) in enumerate(fits.items()):
-        color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
+    style = styles(fits)
+    for group, item in fits.items():
+        color, marker = style[group]
         _draw_points(top, analysis.points[group], item.fit.points, color, marker)
         _draw_fit(top, item, color, legend_label(item), marker)
         residuals = 100 * np.expm1(item.fit.residuals)
@@ -61,12 +73,17 @@ def scaling_figure(analysis: Analysis, law: str) -> Figure:
     bottom.axhline(0, color="0.4", linewidth=0.8)
     _log_axes(top)
     top.set_ylabel(analysis.metric.label)
-    top.legend(frameon=False, fontsize=7.5, title=next(iter(fits.values())).fit.law.formula, title_fontsize=8)
+    top.legend(frameon=False, fontsize=7.5, title=_formula(next(iter(fits.values()))), title_fontsize=8)
     bottom.set_ylabel("residual (%)")
     bottom.set_xlabel(analysis.x_label)
     for axes in (top, bottom):
         _tidy(axes)
     return figure
+
+
+def _formula(item: GroupFit) -> str:
+    """The law in mathematical type."""
+    return "$" + item.fit.law.formula.replace("E0", "E_0").replace("b C", r"b\,C") + "$"
 
 
 def legend_label(item: GroupFit) -> str:
@@ -109,20 +126,31 @@ def _log_axes(axes: Axes) -> None:
     low, high = float(values.min()), float(values.max())
     pad = max((high / low) ** 0.08, 1.02)
     axes.set_ylim(low / pad, high * pad)
-    if high / low < 20:  # less than a decade or so: ticks at plain numbers
-        axes.yaxis.set_major_locator(LogLocator(base=10, subs=_subs(low, high)))
+    if high / low < 20:  # little more than a decade: ticks at plain numbers
+        axes.yaxis.set_major_locator(LogLocator(base=10, subs=_subs(low, high, 4)))
         axes.yaxis.set_major_formatter(ScalarFormatter())
         axes.yaxis.set_minor_formatter(NullFormatter())
+    _log_ticks(axes)
 
 
-def _subs(low: float, high: float) -> Sequence[float]:
-    """Where to put ticks within a decade so that a handful falls into [low, high]."""
-    for step in (5.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.05):
-        subs = [float(s) for s in np.round(np.arange(1.0, 10.0, step), 6)]
-        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        if sum(low <= s * 10.0**d <= high for d in decades for s in subs) >= 4:
+def _log_ticks(axes: Axes) -> None:
+    """Labels of a logarithmic x axis that do not run into each other."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    if high / low < 100:
+        axes.xaxis.set_major_locator(LogLocator(base=10, subs=_subs(low, high, 2)))
+        axes.xaxis.set_major_formatter(LogFormatterSciNotation(labelOnlyBase=False, minor_thresholds=(9, 9)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _subs(low: float, high: float, wanted: int) -> Sequence[float]:
+    """Where to put ticks within a decade so that at least `wanted` fall into [low, high]."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    fine = [[float(s) for s in np.round(np.arange(1, 10, step), 6)] for step in (1.0, 0.5, 0.2, 0.1, 0.05)]
+    for subs in ([1.0], [1.0, 3.0], [1.0, 2.0, 5.0], *fine):
+        if sum(low <= s * 10.0**d <= high for d in decades for s in subs) >= wanted:
             return subs
-    return [1.0, 2.0, 5.0]
+    return fine[-1]
 
 
 def _tidy(axes: Axes) -> None:
@@ -140,23 +168,26 @@ def curves_figure(curves: pd.DataFrame, runs: pd.DataFrame, x: str = "samples_se
     if curves.empty:
         raise UserError("No training loss was logged, so there is no curve to draw.")
     kinds = {str(r): str(a) for r, a in zip(runs["run"], runs["attention"], strict=True)}
-    order = sorted(set(kinds.values()))
+    style = styles(sorted(set(kinds.values())))
     figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained")
     axes = figure.subplots()
     for run, part in curves.groupby("run", sort=True):
-        kind = kinds.get(str(run), "unknown")
-        color = COLORS[order.index(kind) % len(COLORS)] if kind in order else "0.5"
+        color = style[kinds[str(run)]][0] if str(run) in kinds else "0.5"
         along, loss = numbers(part, x), numbers(part, "train_loss")
         axes.plot(along, loss, color=color, linewidth=0.4, alpha=0.25)
         axes.plot(along, _running_mean(loss), color=color, linewidth=1.3)
-    for index, kind in enumerate(order):
-        axes.plot([], [], color=COLORS[index % len(COLORS)], linewidth=1.4, label=kind)
-    axes.set_xscale("log")
+    for kind, (color, _) in style.items():
+        axes.plot([], [], color=color, linewidth=1.4, label=kind)
+    _label(axes, x, "train_loss")
+    return figure
+
+
+def _label(axes: Axes, x: str, y: str) -> None:
+    _log_ticks(axes)
     axes.set_xlabel(axis_label(x))
-    axes.set_ylabel(axis_label("train_loss"))
+    axes.set_ylabel(axis_label(y))
     axes.legend(frameon=False, fontsize=8)
     _tidy(axes)
-    return figure
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:
@@ -169,20 +200,14 @@ def metric_figure(frame: pd.DataFrame, metric: str, x: str = "samples_seen") -> 
     figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained")
     axes = figure.subplots()
     kinds = [str(value) for value in frame["attention"]]
-    order = sorted(set(kinds))
+    style = styles(sorted(set(kinds)))
     for run, part in frame.assign(kind=kinds).groupby("run", sort=True):
         del run
-        index = order.index(str(part["kind"].iloc[0]))
-        color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
+        color, marker = style[str(part["kind"].iloc[0])]
         axes.plot(
             numbers(part, x), numbers(part, metric), color=color, marker=marker, markersize=3.5, linewidth=1
         )
-    for index, kind in enumerate(order):
-        color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
+    for kind, (color, marker) in style.items():
         axes.plot([], [], color=color, marker=marker, markersize=3.5, linewidth=1, label=kind)
-    axes.set_xscale("log")
-    axes.set_xlabel(axis_label(x))
-    axes.set_ylabel(axis_label(metric))
-    axes.legend(frameon=False, fontsize=8)
-    _tidy(axes)
+    _label(axes, x, metric)
     return figure

@@ -106,16 +106,16 @@ def _head(collection: Collection, settings: Settings) -> str:
     lines = [
         "# Scaling report",
         f"{len(frame)} checkpoints of {runs} runs. Fits in logs by {Loss(settings.delta).name}, points: "
-        f"{settings.points}; {LEVEL:.0%} intervals from {settings.draws} resamples of whole runs, widened by a "
-        "t interval. `a` is the exponent of the law: the metric falls as scale to the power `a`.",
+        f"{settings.points}; {LEVEL:.0%} intervals from {settings.draws} resamples of whole runs, widened by "
+        "a t interval. `a` is the exponent of the law: the metric falls as scale to the power `a`.",
     ]
     counts = _runs_per_group(frame, settings.by)
     few = {name: count for name, count in counts.items() if count < MINIMUM_RUNS}
     if few:
         listed = ", ".join(f"{name}: {count}" for name, count in few.items())
         lines.append(
-            f"**Intervals are not reliable with fewer than {MINIMUM_RUNS} runs per {settings.by}** ({listed}). "
-            "Read the verdicts as descriptions of these runs."
+            f"**Intervals are not reliable with fewer than {MINIMUM_RUNS} runs per {settings.by}** "
+            f"({listed}). Read the verdicts as descriptions of these runs."
         )
     return "\n\n".join(lines)
 
@@ -162,8 +162,8 @@ def slug(name: str) -> str:
 
 def fits_table(analysis: Analysis) -> str:
     """The fits as a markdown table."""
-    head = f"| {analysis.settings.by} | law | a [95 %] | b | E0 [95 %] | runs | points | AIC | starts at optimum |"
-    rule = "|" + "---|" * 9
+    names = (analysis.settings.by, "law", "a [95 %]", "b", "E0 [95 %]", "runs", "points", "AIC", "at optimum")
+    head, rule = f"| {' | '.join(names)} |", "|" + "---|" * len(names)
     rows = []
     for item in analysis.fits:
         fit = item.fit
@@ -193,10 +193,7 @@ def with_interval(item: GroupFit, name: str) -> str:
 
 
 def _remarks(analysis: Analysis) -> str:
-    lines = [
-        f"- {item.group}, {item.fit.law.name}: {text}" for item in analysis.fits for text in item.notices
-    ]
-    return "\n".join([*lines, *(f"- {text}" for text in analysis.notices)])
+    return "\n".join(f"- {text}" for text in analysis.remarks)
 
 
 def _curves_section(folder: Path, collection: Collection) -> str:
@@ -246,5 +243,5 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (int, float)):
-        return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e12 else f"{value:.4g}"
+        return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
     return _escaped(str(value))

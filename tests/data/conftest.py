@@ -12,11 +12,11 @@ from PIL import Image
 Members = list[tuple[str, bytes]]
 
 
-def image_bytes(number: int, format: str = "JPEG", mode: str = "RGB") -> bytes:
+def image_bytes(number: int, kind: str = "JPEG", mode: str = "RGB") -> bytes:
     """An image whose color depends on `number`."""
     color = (number * 37 % 256, number * 91 % 256, number * 13 % 256)
     buffer = io.BytesIO()
-    Image.new("RGB", (24, 20), color).convert(mode).save(buffer, format)
+    Image.new("RGB", (24, 20), color).convert(mode).save(buffer, kind)
     return buffer.getvalue()
 
 

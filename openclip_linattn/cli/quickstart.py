@@ -1,0 +1,3 @@
+"""`openclip-linattn quickstart`."""
+def quickstart_command() -> None:
+    """The whole job at laptop size."""

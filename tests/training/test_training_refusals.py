@@ -1,0 +1,153 @@
+"""What cannot train is refused before the model is built, with a sentence and exit status 2."""
+
+import json
+import shutil
+import tarfile
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from openclip_linattn.errors import UserError
+from openclip_linattn.manifest import Manifest, Plan, machine_facts, model_facts, read_manifest
+from openclip_linattn.train import check_model_name, default_name, main, reads_shards, run
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--torchscript", "--torchcompile works"),
+        ("--trace", "--torchcompile works"),
+        ("--force-quick-gelu", "leave it out"),
+        ("--pretrained-image", "--pretrained PATH"),
+    ],
+)
+def test_flags_that_cannot_work(flags, capsys, flag, words):
+    assert main(["--model", "ViT-T32-8-linear", *flags, flag]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ViT-T32-8-linear does not work with " + flag)
+    assert words in error
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("ViT-B-16-normliner", "ViT-B-16-normlinear"), ("quite-another-thing", "openclip-linattn models")]
+)
+def test_unknown_model_gets_a_hint(name, hint):
+    with pytest.raises(UserError, match=f"there is no model '{name}'") as caught:
+        check_model_name(name)
+    assert hint in str(caught.value)
+
+
+def test_stock_models_are_known():
+    check_model_name("ViT-B-32")
+    check_model_name("hf-hub:some/model")
+
+
+def test_an_existing_run_is_not_taken_for_a_finished_one(flags, tmp_path):
+    folder = tmp_path / "logs" / "old"
+    folder.mkdir(parents=True)
+    (folder / "out.log").write_text("")
+    with pytest.raises(UserError, match="the run 'old' exists already"):
+        run(["--model", "ViT-T32-8-linear", *flags, "--name", "old"])
+
+
+def test_shards_without_captions_end_with_a_sentence(flags, shards, tmp_path):
+    source, bare = shards / "00000.tar", tmp_path / "00000.tar"
+    with tarfile.open(source) as old, tarfile.open(bare, "w") as new:
+        for member in old:
+            if not member.name.endswith(".txt"):
+                new.addfile(member, old.extractfile(member))
+    with pytest.raises(UserError, match=r"0 of 32 samples in 00000\.tar have a txt member"):
+        run(["--model", "ViT-T32-8-linear", *flags, "--train-data", str(bare), "--train-num-samples", "32"])
+
+
+def test_fewer_shards_than_workers_end_with_the_arithmetic(flags):
+    with pytest.raises(UserError, match="4 < 6"):
+        run(["--model", "ViT-T32-8-linear", *flags, "--workers", "6"])
+
+
+def test_a_missing_shard_is_named(flags, shards):
+    with pytest.raises(UserError, match=r"00004\.tar"):
+        run(["--model", "ViT-T32-8-linear", *flags, "--train-data", f"{shards}/{{00000..00004}}.tar"])
+
+
+def test_a_folder_is_translated(flags, shards, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr("openclip_linattn.train.open_clip_main", lambda argv: seen.append(argv))
+    copy = tmp_path / "copy"
+    shutil.copytree(shards, copy)
+    assert run(["--model", "ViT-T32-8-linear", *flags, "--dataset-type", "auto", "--train-data", str(copy)]) == 0
+    (argv,) = seen
+    assert argv[-4:] == ["--train-data", f"{copy}/{{00000..00003}}.tar", "--dataset-type", "webdataset"]
+
+
+def test_other_processes_only_train(flags, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr("openclip_linattn.train.open_clip_main", lambda argv: seen.append(argv))
+    for key, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(key, value)
+    assert run(["--model", "ViT-T32-8-linear", *flags, "--workers", "99"]) == 0
+    assert len(seen) == 1
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_run_that_fails_says_so(flags, monkeypatch, tmp_path):
+    def fail(argv: list[str]) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("openclip_linattn.train.open_clip_main", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        main(["--model", "ViT-T32-8-linear", *flags, "--name", "x"])
+    facts = read_manifest(tmp_path / "logs" / "x")
+    assert facts["status"] == "failed"
+    assert facts["seen"] == {"epochs": 0, "steps": 0, "samples": 0}
+    monkeypatch.setattr("openclip_linattn.train.open_clip_main", lambda argv: -1)
+    assert main(["--model", "ViT-T32-8-linear", *flags, "--name", "y"]) == 1
+
+
+def test_default_name_is_openclip_s():
+    args = Namespace(model="ViT-B-16", lr=5e-4, batch_size=8, workers=2, precision="amp")
+    assert default_name(args).endswith("-model_ViT-B-16-lr_0.0005-b_8-j_2-p_amp")
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "expected"),
+    [("a.tar", "auto", True), ("a.csv", "auto", False), ("a", "webdataset", True), (None, "auto", False)],
+)
+def test_which_data_are_shards(data, kind, expected):
+    assert reads_shards(Namespace(train_data=data, dataset_type=kind)) is expected
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "world", "workers", "accum", "steps"),
+    [(128, 32, 1, 1, 1, 4), (100, 32, 1, 1, 1, 4), (128, 32, 1, 3, 1, 6), (128, 8, 2, 2, 4, 2), (130, 8, 2, 2, 4, 2)],
+)
+def test_steps_are_rounded_as_openclip_rounds(samples, batch, world, workers, accum, steps):
+    plan = Plan(samples, batch, world, workers, accum, epochs=2)
+    assert plan.steps_per_epoch == steps
+    assert plan.totals(2) == {"epochs": 2, "steps": 2 * steps, "samples": 2 * steps * batch * world * accum}
+
+
+def test_an_interrupted_segment_counts_its_saved_epochs(tmp_path):
+    plan = Plan(32, 8, 1, 1, 1, epochs=5)
+    manifest = Manifest(tmp_path / "run.json")
+    manifest.start(plan, start_epoch=0, name="x")  # killed: the segment never ends
+    again = Manifest(tmp_path / "run.json")
+    longer = Plan(64, 8, 1, 1, 1, epochs=5)
+    again.start(longer, start_epoch=2, name="x")
+    again.finish("finished", longer, epochs_done=5)
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert facts["seen"] == {"epochs": 5, "steps": 2 * 4 + 3 * 8, "samples": 2 * 32 + 3 * 64}
+    assert list(tmp_path.iterdir()) == [tmp_path / "run.json"]
+
+
+def test_facts_of_model_and_machine(monkeypatch, tmp_path):
+    import open_clip
+
+    facts = model_facts("ViT-B-16", open_clip.get_model_config("ViT-B-16"), image_size=448)
+    assert facts["gmac_per_pair"] > 4 * 16.0
+    assert facts["attention"] == "softmax"
+    monkeypatch.chdir(tmp_path)
+    facts = machine_facts(["--name", "a b"])
+    assert facts["git_commit"] is None
+    assert facts["command"].endswith("--name 'a b'")
+    assert Path(tmp_path / "run.json").exists() is False
