@@ -22,7 +22,7 @@ def autoload() -> None:
         return
     try:
         register_when_imported(strict=False)
-    except Exception as error:  # noqa: BLE001 - a fault here must not break `import torch`
+    except Exception as error:
         _warn(error)
 
 

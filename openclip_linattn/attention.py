@@ -68,13 +68,13 @@ class OperatorAttention(Attention):  # type: ignore[misc]  # open_clip ships no 
         `module` is OpenCLIP's attention of either version (nn.MultiheadAttention or open_clip's Attention). No random
         number is drawn, so a seed gives the same weights as in the stock model.
         """
-        weight, bias, out_proj = module.in_proj_weight, module.in_proj_bias, module.out_proj
+        stock: Any = module
+        weight, bias, out_proj = stock.in_proj_weight, stock.in_proj_bias, stock.out_proj
         with torch.device("meta"):
-            new = cls(weight.shape[1], int(module.num_heads), kind=kind, train_tokens=train_tokens)  # type: ignore[arg-type]
+            new = cls(weight.shape[1], stock.num_heads, kind=kind, train_tokens=train_tokens)
         new.in_proj_weight, new.in_proj_bias, new.out_proj = weight, bias, out_proj
         for name in new.factors:
-            logits = new.initial_logits(name).to(weight.device)  # type: ignore[arg-type]
-            setattr(new, f"{name}_logit", nn.Parameter(logits))
+            setattr(new, f"{name}_logit", nn.Parameter(new.initial_logits(name).to(weight.device)))
         new.train(module.training)
         return new
 
@@ -129,10 +129,14 @@ class OperatorAttention(Attention):  # type: ignore[misc]  # open_clip ships no 
         """OpenCLIP's text towers have one fixed mask; its values are looked at once, and never while compiling."""
         N = attn_mask.shape[-1]
         if attn_mask.dim() != 2 or attn_mask.shape[0] != N:
-            raise UserError(f"{self.kind} attention takes no mask but the causal (N, N) one, got {tuple(attn_mask.shape)}")
+            raise UserError(
+                f"{self.kind} attention takes no mask but the causal (N, N) one, got {tuple(attn_mask.shape)}"
+            )
         if torch.compiler.is_compiling():
             return
         hidden = attn_mask if attn_mask.dtype == torch.bool else attn_mask < -1e4
         if not torch.equal(hidden, torch.ones_like(hidden).triu(1)):
-            raise UserError(f"{self.kind} attention takes no mask but the causal one, and this (N, N) mask is another")
+            raise UserError(
+                f"{self.kind} attention takes no mask but the causal one, and this (N, N) mask is another"
+            )
         self._mask_checked = True

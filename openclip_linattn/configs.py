@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openclip_scaling.flops import TowerName, parse_tower_name
-
 from openclip_linattn.errors import UserError
 from openclip_linattn.ops import OPERATORS
+from openclip_scaling.flops import TowerName, parse_tower_name
 
 CONFIGS_VARIABLE = "OPENCLIP_LINATTN_MODEL_CONFIGS"
 TOP_KEYS = {"embed_dim", "vision_cfg", "text_cfg"}
@@ -24,7 +23,15 @@ VISION_KEYS = {"image_size", "patch_dropout", "timm_model_name", *VISION_FIXED}
 TEXT_SIZES = ("context_length", "vocab_size", "width", "heads", "layers")
 TEXT_KEYS = {
     *TEXT_SIZES,
-    *("act_kwargs", "eos_id", "final_ln_after_pool", "ls_init_value", "mlp_ratio", "norm_kwargs", "output_tokens"),
+    *(
+        "act_kwargs",
+        "eos_id",
+        "final_ln_after_pool",
+        "ls_init_value",
+        "mlp_ratio",
+        "norm_kwargs",
+        "output_tokens",
+    ),
     *("pad_id", "pool_type", "proj_bias", "proj_type", "tokenizer_kwargs", "tokenizer_mode"),
 }
 # OpenCLIP's training looks for these in the model's name and then takes another road.
@@ -87,11 +94,19 @@ def read_config(path: Path) -> ModelConfig:
     _check_name(path)
     _check_keys(path, "", content, required=TOP_KEYS, allowed=TOP_KEYS | OPTIONAL_TOP_KEYS)
     vision, text = content["vision_cfg"], content["text_cfg"]
-    _check_keys(path, "vision_cfg.", vision, required={"image_size", "timm_model_name", *VISION_FIXED}, allowed=VISION_KEYS)
+    _check_keys(
+        path,
+        "vision_cfg.",
+        vision,
+        required={"image_size", "timm_model_name", *VISION_FIXED},
+        allowed=VISION_KEYS,
+    )
     _check_keys(path, "text_cfg.", text, required=set(TEXT_SIZES), allowed=TEXT_KEYS)
     for key, value in VISION_FIXED.items():
         if vision[key] != value:
-            raise UserError(f"{path}: vision_cfg.{key} is {vision[key]!r}; our towers need {json.dumps(value)}")
+            raise UserError(
+                f"{path}: vision_cfg.{key} is {vision[key]!r}; our towers need {json.dumps(value)}"
+            )
     _check_size(path, "embed_dim", content["embed_dim"])
     tower = _check_tower(path, vision)
     _check_text(path, text, tower)
@@ -101,10 +116,14 @@ def read_config(path: Path) -> ModelConfig:
 def _check_name(path: Path) -> None:
     name = path.stem.lower()
     if "vit" not in name:
-        raise UserError(f"{path}: the name must contain 'ViT', else OpenCLIP trains with another optimiser's defaults")
+        raise UserError(
+            f"{path}: the name must contain 'ViT', else OpenCLIP trains with another optimiser's defaults"
+        )
     for part in FORBIDDEN_IN_NAME:
         if part in name:
-            raise UserError(f"{path}: the name must not contain {part!r}: OpenCLIP would take it for another model type")
+            raise UserError(
+                f"{path}: the name must not contain {part!r}: OpenCLIP would take it for another model type"
+            )
 
 
 def _check_keys(path: Path, where: str, content: Any, *, required: set[str], allowed: Iterable[str]) -> None:
@@ -128,19 +147,27 @@ def _check_tower(path: Path, vision: dict[str, Any]) -> TowerName:
         tower = parse_tower_name(name)
     except (UserError, ValueError, TypeError) as error:
         kinds = ", ".join(sorted(OPERATORS))
-        raise UserError(f"{path}: vision_cfg.timm_model_name is {name!r}: {error} Attention kinds: {kinds}.") from error
+        raise UserError(
+            f"{path}: vision_cfg.timm_model_name is {name!r}: {error} Attention kinds: {kinds}."
+        ) from error
     if tower.kind not in OPERATORS:
         kinds = ", ".join(sorted(OPERATORS))
-        raise UserError(f"{path}: unknown attention kind {tower.kind!r} in vision_cfg.timm_model_name; known: {kinds}")
+        raise UserError(
+            f"{path}: unknown attention kind {tower.kind!r} in vision_cfg.timm_model_name; known: {kinds}"
+        )
     if not tower.train_tokens:
-        raise UserError(f"{path}: vision_cfg.timm_model_name {name!r} lacks the training tokens, as in ..._p16_n197_...")
+        raise UserError(
+            f"{path}: vision_cfg.timm_model_name {name!r} lacks the training tokens, as in ..._p16_n197_..."
+        )
     if tower.width % tower.heads:
         raise UserError(f"{path}: width {tower.width} does not divide into {tower.heads} heads ({name})")
     sides = vision["image_size"]
     for side in sides if isinstance(sides, list) else [sides]:
         _check_size(path, "vision_cfg.image_size", side)
         if side % tower.patch:
-            raise UserError(f"{path}: vision_cfg.image_size {side} is no multiple of the patch size {tower.patch}")
+            raise UserError(
+                f"{path}: vision_cfg.image_size {side} is no multiple of the patch size {tower.patch}"
+            )
     return tower
 
 
@@ -150,4 +177,6 @@ def _check_text(path: Path, text: dict[str, Any], tower: TowerName) -> None:
     if text["width"] % text["heads"]:
         raise UserError(f"{path}: text_cfg.width {text['width']} does not divide into {text['heads']} heads")
     if tower.text_train_tokens and tower.kind in NOT_CAUSAL:
-        raise UserError(f"{path}: {tower.kind} has no causal form, so it cannot be the text tower's attention")
+        raise UserError(
+            f"{path}: {tower.kind} has no causal form, so it cannot be the text tower's attention"
+        )

@@ -112,7 +112,11 @@ class Outcome:
 
 
 def train_ladder(
-    runs: Sequence[Run], *, jobs: int, after: Callable[[Run], None] | None = None, console: Console | None = None
+    runs: Sequence[Run],
+    *,
+    jobs: int,
+    after: Callable[[Run], None] | None = None,
+    console: Console | None = None,
 ) -> list[Outcome]:
     """Trains all runs, `jobs` side by side with one thread each, and calls `after(run)` when one is done.
 
@@ -136,7 +140,9 @@ def train_ladder(
             raise
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     if failed:
-        raise UserError("\n".join(f"the run {outcome.run.model} failed: {outcome.message}" for outcome in failed))
+        raise UserError(
+            "\n".join(f"the run {outcome.run.model} failed: {outcome.message}" for outcome in failed)
+        )
     return outcomes
 
 
@@ -153,7 +159,9 @@ class _Children:
         with self._lock, log.open("ab") as output:
             if self._closed:
                 raise RuntimeError("the ladder was interrupted")
-            child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **threads})
+            child = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **threads}
+            )
             self._running.add(child)
         return child
 
@@ -186,7 +194,9 @@ def _train_one(
         finally:
             children.ended(child)
         if child.returncode != 0:
-            return Outcome(run, "failed", f"exit status {child.returncode}; {_last_line(console_log)} ({console_log})")
+            return Outcome(
+                run, "failed", f"exit status {child.returncode}; {_last_line(console_log)} ({console_log})"
+            )
     progress.update(bar, completed=run.samples)
     if after is not None:
         after(run)

@@ -1,7 +1,6 @@
 """run.json: what a training run is, what it planned, what it has seen; written beside OpenCLIP's own files."""
 
 import json
-import os
 import platform
 import shlex
 import subprocess
@@ -95,7 +94,7 @@ class Manifest:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".json.tmp")
         temporary.write_text(json.dumps(self.content, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, self.path)
+        temporary.replace(self.path)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -116,7 +115,11 @@ def model_facts(name: str, config: dict[str, Any], image_size: int | None = None
         "model": name,
         "attention": cost.image_attention,
         "text_attention": cost.text_attention,
-        "parameters": {"image": cost.image_parameters, "text": cost.text_parameters, "total": cost.parameters},
+        "parameters": {
+            "image": cost.image_parameters,
+            "text": cost.text_parameters,
+            "total": cost.parameters,
+        },
         "gmac_per_pair": cost.gmac,
         "model_config": config,
     }

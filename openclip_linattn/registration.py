@@ -18,13 +18,13 @@ import open_clip
 import timm
 from open_clip.timm_model import TimmModel
 from open_clip.transformer import TextTransformer, Transformer
-from openclip_scaling.flops import TowerName
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from openclip_linattn.configs import ModelConfig, config_folders, read_configs
 from openclip_linattn.errors import UserError
 from openclip_linattn.towers import build_image_tower, swap_attention
+from openclip_scaling.flops import TowerName
 
 _lock = threading.RLock()
 _models: dict[str, ModelConfig] = {}
@@ -61,7 +61,7 @@ def register() -> None:
         if _ready:
             return
         _add([config for folder in config_folders() for config in read_configs(folder)])
-        register_module_module_registration_hook(_replace_towers)
+        register_module_module_registration_hook(_replace_towers)  # type: ignore[arg-type]  # it may return a module
         _ready = True
 
 
@@ -115,11 +115,15 @@ def _entrypoint(timm_name: str, tower: TowerName) -> Callable[..., TowerPlacehol
         **options: Any,
     ) -> TowerPlaceholder:
         if pretrained:
-            raise UserError("our towers have no image-only weights (--pretrained-image); use --pretrained PATH")
+            raise UserError(
+                "our towers have no image-only weights (--pretrained-image); use --pretrained PATH"
+            )
         ignored = {"pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}
         unknown = sorted(key for key, value in options.items() if key not in ignored and value is not None)
         if unknown or global_pool:
-            raise UserError(f"{timm_name} does not take {', '.join(unknown) or 'a pooling type'} from a model config")
+            raise UserError(
+                f"{timm_name} does not take {', '.join(unknown) or 'a pooling type'} from a model config"
+            )
         return TowerPlaceholder(tower, num_classes, patch_drop_rate)
 
     create.__name__ = create.__qualname__ = timm_name
@@ -132,13 +136,14 @@ def _replace_towers(module: nn.Module, name: str, submodule: nn.Module | None) -
     if isinstance(submodule, TimmModel) and name == "visual":
         placeholder = submodule._modules.get("trunk")
         if isinstance(placeholder, TowerPlaceholder):
-            module.linattn_tower = placeholder.tower
-            return build_image_tower(
+            module.__dict__["linattn_tower"] = placeholder.tower
+            visual: nn.Module = build_image_tower(
                 placeholder.tower,
                 image_size=submodule.image_size,
                 output_dim=placeholder.output_dim,
                 patch_dropout=placeholder.patch_dropout,
             )
+            return visual
     elif name in ("transformer", "text") and isinstance(submodule, (Transformer, TextTransformer)):
         tower = module.__dict__.get("linattn_tower")
         if isinstance(tower, TowerName) and tower.text_train_tokens:

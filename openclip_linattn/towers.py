@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from open_clip.transformer import ResidualAttentionBlock, Transformer, VisionTransformer
-from openclip_scaling.flops import TowerName
 from torch import Tensor, nn
 
 from openclip_linattn.attention import OperatorAttention
+from openclip_scaling.flops import TowerName
 
 KIND_BUFFER = "attention_kind"
 
@@ -50,7 +50,9 @@ def swap_attention(transformer: Transformer, kind: str, *, train_tokens: int, pa
     """
     for block in transformer.resblocks:
         if not isinstance(block, ResidualAttentionBlock) or hasattr(block, "ln_1_kv"):
-            raise TypeError(f"only OpenCLIP's default attention blocks can be swapped, not {type(block).__name__}")
+            raise TypeError(
+                f"only OpenCLIP's default attention blocks can be swapped, not {type(block).__name__}"
+            )
         block.attn = OperatorAttention.from_existing(block.attn, kind=kind, train_tokens=train_tokens)
     if kind != "softmax":
         transformer.register_buffer(KIND_BUFFER, torch.tensor(list(kind.encode()), dtype=torch.uint8))
@@ -85,10 +87,14 @@ def _check_kind(
         )
     state_dict.pop(key)
     if kind != "softmax":
-        state_dict[key] = getattr(transformer, KIND_BUFFER)  # of the right length, so only the error above is reported
+        state_dict[key] = getattr(
+            transformer, KIND_BUFFER
+        )  # of the right length, so only the error above is reported
 
 
-def _adopt_stock_weights(transformer: nn.Module, state_dict: dict[str, Any], prefix: str, kind: str, part: str) -> None:
+def _adopt_stock_weights(
+    transformer: nn.Module, state_dict: dict[str, Any], prefix: str, kind: str, part: str
+) -> None:
     """Fills what a stock softmax checkpoint lacks: the kind, and the initial rho and gamma."""
     if part == "image":  # one warning per model, and every model of ours has an image tower
         warnings.warn(

@@ -9,7 +9,6 @@ later ends with a sentence now; and the run leaves run.json beside OpenCLIP's ow
 
 import argparse
 import difflib
-import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -111,14 +110,15 @@ def default_name(args: argparse.Namespace) -> str:
 
 def run_folder(args: argparse.Namespace) -> Path:
     """<logs>/<name>, OpenCLIP's own folder of a run."""
-    return Path(args.logs) / args.name
+    return Path(str(args.logs)) / str(args.name)
 
 
 def reads_shards(args: argparse.Namespace) -> bool:
     """Whether OpenCLIP would read --train-data as webdataset shards."""
+    kind: str = args.dataset_type
     if not args.train_data:
         return False
-    return args.dataset_type == "webdataset" or (args.dataset_type == "auto" and args.train_data.endswith("tar"))
+    return kind == "webdataset" or (kind == "auto" and str(args.train_data).endswith("tar"))
 
 
 def look_at_shards(args: argparse.Namespace, world_size: int) -> PreflightResult | None:
@@ -148,11 +148,20 @@ def training_plan(args: argparse.Namespace, checked: PreflightResult | None, wor
 
 
 def open_manifest(
-    args: argparse.Namespace, argv: list[str], plan: Plan | None, checked: PreflightResult | None, world_size: int
+    args: argparse.Namespace,
+    argv: list[str],
+    plan: Plan | None,
+    checked: PreflightResult | None,
+    world_size: int,
 ) -> Manifest:
     """Starts run.json for this run, or continues the one of a resumed run."""
     manifest = Manifest(run_folder(args) / "run.json")
-    facts: dict[str, Any] = {"name": args.name, "world_size": world_size, **_model_facts(args), **machine_facts(argv)}
+    facts: dict[str, Any] = {
+        "name": args.name,
+        "world_size": world_size,
+        **_model_facts(args),
+        **machine_facts(argv),
+    }
     if checked is not None:
         facts["dataset"] = checked.to_json()
     if plan is not None:
@@ -165,7 +174,9 @@ def _model_facts(args: argparse.Namespace) -> dict[str, Any]:
     config = open_clip.get_model_config(args.model)
     try:
         return model_facts(args.model, config, _single(args.force_image_size))
-    except ValueError:  # a model whose cost is no matter of arithmetic, as a ResNet: OpenCLIP trains it all the same
+    except (
+        ValueError
+    ):  # a model whose cost is no matter of arithmetic, as a ResNet: OpenCLIP trains it all the same
         return {"model": args.model}
 
 
@@ -194,7 +205,7 @@ def _epoch_of(path: Path) -> int:
     number = path.stem.removeprefix("epoch_")
     if number.isdigit():
         return int(number)
-    if not os.path.isfile(path):
+    if not path.is_file():
         return 0
     import torch
 

@@ -10,7 +10,16 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-KINDS = ("softmax", "linear", "linearelu", "normlinear", "normlinearmean", "infsa", "lininfsa", "neumannlinear")
+KINDS = (
+    "softmax",
+    "linear",
+    "linearelu",
+    "normlinear",
+    "normlinearmean",
+    "infsa",
+    "lininfsa",
+    "neumannlinear",
+)
 TEXT_KINDS = tuple(kind for kind in KINDS if kind not in ("softmax", "lininfsa"))
 RESOLUTIONS = (384, 512, 1024)
 

@@ -37,7 +37,9 @@ def imported(source: str) -> set[str]:
 def violations(place: Path, forbidden: set[str]) -> list[str]:
     files = [place] if place.is_file() else sorted(place.rglob("*.py"))
     assert files, f"{place} has no Python file"
-    return [f"{file.name}: {name}" for file in files for name in sorted(imported(file.read_text()) & forbidden)]
+    return [
+        f"{file.name}: {name}" for file in files for name in sorted(imported(file.read_text()) & forbidden)
+    ]
 
 
 @pytest.mark.parametrize("place", RULES)
@@ -46,7 +48,9 @@ def test_no_import_runs_upwards(place):
 
 
 def test_the_checker_can_fail(tmp_path):
-    (tmp_path / "bad.py").write_text("def f():\n    from torch.nn import Linear\n    import os, timm.models\n")
+    (tmp_path / "bad.py").write_text(
+        "def f():\n    from torch.nn import Linear\n    import os, timm.models\n"
+    )
     assert violations(tmp_path, HEAVY) == ["bad.py: timm", "bad.py: torch"]
 
 
@@ -62,5 +66,7 @@ def test_the_checker_can_fail(tmp_path):
 )
 def test_import_stays_light(module, absent):
     code = f"import sys, {module}; print(sorted({absent!r} & sys.modules.keys()))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     assert result.stdout.strip() == "[]"

@@ -137,8 +137,8 @@ def check(
 
     Writes the usable samples of each shard into the folder's sizes.json, which OpenCLIP reads.
 
-    Exit status: 0 where training can run (warnings tell what is lost), 1 where it would hang or fail (errors),
-    2 for a source that cannot be read as it is written.
+    Exit status: 0 where training can run (warnings tell what is lost), 1 where it would hang or fail
+    (errors), 2 for a source that cannot be read as it is written.
     """
     reports = []
     for source in sources:
@@ -154,7 +154,7 @@ def check(
         reports.append((report, [] if no_write else write_sizes(report)))
     if as_json:
         content = [{**report.to_json(), "unwritten": lines} for report, lines in reports]
-        typer.echo(json.dumps(content, indent=2))
+        typer.echo(json.dumps(content, indent=2, allow_nan=False))
     else:
         for report, lines in reports:
             _print_report(report, lines)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +15,7 @@ def doctor_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show versions against the bounds that are known to work, devices, and whether plain OpenCLIP finds the models."""
-    report = {"packages": package_rows(), "devices": devices(), "autoload": autoload_state()}
+    report: dict[str, Any] = {"packages": package_rows(), "devices": devices(), "autoload": autoload_state()}
     if as_json:
         typer.echo(json.dumps(report, indent=2))
     else:
@@ -27,7 +27,7 @@ def doctor_command(
 def package_rows() -> list[dict[str, Any]]:
     """Name, installed version, bounds and verdict of every dependency."""
     rows = []
-    for line in requires("openclip-linattn") or []:
+    for line in distribution("openclip-linattn").requires or ():
         requirement = Requirement(line)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
@@ -36,7 +36,14 @@ def package_rows() -> list[dict[str, Any]]:
         except PackageNotFoundError:
             installed = None
         good = installed is not None and requirement.specifier.contains(installed, prereleases=True)
-        rows.append({"name": requirement.name, "installed": installed, "bounds": str(requirement.specifier), "ok": good})
+        rows.append(
+            {
+                "name": requirement.name,
+                "installed": installed,
+                "bounds": str(requirement.specifier),
+                "ok": good,
+            }
+        )
     return rows
 
 

@@ -25,14 +25,15 @@ def models_command(
 
 def model_rows() -> list[dict[str, Any]]:
     """One dict per registered model: name, attention kinds, parameters and GMAC per tower."""
-    from openclip_scaling.flops import clip_cost
-
     from openclip_linattn.registration import models
+    from openclip_scaling.flops import clip_cost
 
     rows = []
     for name, config in models().items():
         cost = clip_cost(config.content)
-        rows.append({"model": name, "image_size": config.content["vision_cfg"]["image_size"], **cost.as_dict()})
+        rows.append(
+            {"model": name, "image_size": config.content["vision_cfg"]["image_size"], **cost.as_dict()}
+        )
     return rows
 
 
@@ -40,12 +41,24 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     table = Table(title="Models (GMAC: multiply-adds of one forward pass of one image-text pair, in 1e9)")
     for heading in ("model", "image\nattention", "text\nattention", "px"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("image\nM par.", "text\nM par.", "total\nM par.", "image\nGMAC", "text\nGMAC", "total\nGMAC"):
+    for heading in (
+        "image\nM par.",
+        "text\nM par.",
+        "total\nM par.",
+        "image\nGMAC",
+        "text\nGMAC",
+        "total\nGMAC",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         millions = [f"{row[key] / 1e6:.2f}" for key in ("image_parameters", "text_parameters", "parameters")]
         gmac = [f"{row[key]:.3f}" for key in ("image_gmac", "text_gmac", "gmac")]
         table.add_row(
-            row["model"], row["image_attention"], row["text_attention"], str(row["image_size"]), *millions, *gmac
+            row["model"],
+            row["image_attention"],
+            row["text_attention"],
+            str(row["image_size"]),
+            *millions,
+            *gmac,
         )
     return table

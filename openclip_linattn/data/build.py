@@ -7,6 +7,7 @@ that stands in a folder belongs to the recorded set and is complete.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def _prepare(out: Path, recipe: Recipe, overwrite: bool) -> bool:
         )
     record = read_json(out / RECORD)
     old = record.get("parameters") if isinstance(record, dict) else None
-    if not isinstance(old, dict) or record.get("kind") != recipe.kind:
+    if not isinstance(old, dict) or record.get("kind") != recipe.kind or not _same_names(old, recipe):
         raise UserError(f"{out / RECORD} does not describe a {recipe.kind} set: give another folder.")
     if record.get("version") == recipe.version and _extends(old, recipe.parameters):
         if old != recipe.parameters:
@@ -122,9 +123,11 @@ def _prepare(out: Path, recipe: Recipe, overwrite: bool) -> bool:
 _REMEDY = "give another folder, the same parameters, or --overwrite to replace it."
 
 
+def _same_names(old: Mapping[str, Any], recipe: Recipe) -> bool:
+    return set(old) == set(recipe.parameters) and all(isinstance(value, int) for value in old.values())
+
+
 def _extends(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    if set(old) != set(new):
-        return False
     grow = {name for name in new if name.endswith("samples")}
     return all(old[name] <= new[name] if name in grow else old[name] == new[name] for name in new)
 
@@ -132,9 +135,9 @@ def _extends(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 def _difference(record: Mapping[str, Any], recipe: Recipe) -> str:
     old = record["parameters"]
     changed = [
-        f"{name} {old.get(name, 'unknown')} there, {value} asked for"
+        f"{name} {old[name]} there, {value} asked for"
         for name, value in recipe.parameters.items()
-        if old.get(name) != value
+        if old[name] != value
     ]
     return "; ".join(changed) or f"made by version {record.get('version')}, this is version {recipe.version}"
 
@@ -155,3 +158,5 @@ def _remove(parts: Sequence[Part]) -> None:
             tar.with_name(f"{tar.stem}_stats.json").unlink(missing_ok=True)
         for name in ("nshards.txt", "sizes.json"):
             (part.folder / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            part.folder.rmdir()  # only where nothing else is in it

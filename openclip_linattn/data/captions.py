@@ -3,4 +3,4 @@
 
 def article(word: str) -> str:
     """`an` before a vowel, else `a` ("an orange", "a red")."""
-    return "an" if word[:1].lower() in "aeiou" else "a"
+    return "an" if word.lower().startswith(("a", "e", "i", "o", "u")) else "a"

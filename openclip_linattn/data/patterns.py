@@ -20,7 +20,12 @@ def brace_pattern(paths: Sequence[str]) -> str:
 
 def _split(path: str) -> tuple[str, str, str]:
     match = _NUMBERED.match(path)
-    return (match.group(1), match.group(2), match.group(3)) if match else (path, "", "")
+    head, number, tail = match.groups() if match else (path, "", "")
+    return _escape(head), number, _escape(tail)
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"([{}\\])", r"\\\1", text)
 
 
 def _numbers(numbers: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from openclip_linattn.data.shard_report import ShardReport
 
 Severity = Literal["error", "warning"]
 MAX_NAMED = 3
+MAX_SUFFIXES = 8
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ def find_problems(shards: Sequence[ShardReport]) -> list[Problem]:
         text = f"{samples - usable:,} of {samples:,} samples ({percent(samples - usable, samples)}) are lost"
         problems.append(Problem("warning", f"{text}: {reasons(shards)}."))
     problems += [Problem("warning", text) for text in _remarks(shards)]
-    return problems
+    # A tar may hold names in any encoding, which no terminal could print.
+    return [Problem(p.severity, p.text.encode(errors="backslashreplace").decode()) for p in problems]
 
 
 def percent(part: int, whole: int) -> str:
@@ -96,7 +98,7 @@ def _why(shard: ShardReport) -> str:
                 "as 000000000.jpg"
             )
         return f"{shard.name} has no members"
-    seen = ", ".join(sorted(shard.members))
+    seen = _seen(shard)
     apart = "; members of one sample do not stand next to each other" if shard.repeated_keys else ""
     absent = []
     if not shard.members.get("txt"):
@@ -109,6 +111,12 @@ def _why(shard: ShardReport) -> str:
         )
         return text + apart
     return f"0 of {shard.samples:,} samples in {shard.name} are usable: {reasons([shard])}{apart}"
+
+
+def _seen(shard: ShardReport) -> str:
+    frequent = sorted(shard.members, key=lambda suffix: -shard.members[suffix])[:MAX_SUFFIXES]
+    more = len(shard.members) - len(frequent)
+    return ", ".join(sorted(frequent)) + (f" and {more:,} others" if more else "")
 
 
 def _remarks(shards: Sequence[ShardReport]) -> list[str]:

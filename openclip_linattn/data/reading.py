@@ -22,6 +22,8 @@ from openclip_linattn.data.pipes import PipeStream
 
 # webdataset's rules: what is a key and what a suffix, and which members are passed over.
 _KEY_AND_SUFFIX = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+# What tarfile and the decompressors under it raise for broken archives.
+_BROKEN = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError)
 _META = re.compile(r"__[^/]*__($|/)")
 
 
@@ -110,7 +112,7 @@ def _members(stream: Stream, log: ShardLog) -> Iterator[tuple[str, bytes]]:
         tar = tarfile.open(  # noqa: SIM115 - the stream is closed by the caller
             fileobj=cast("IO[bytes]", stream), mode="r|*", tarinfo=_Header
         )
-    except tarfile.ReadError as error:
+    except _BROKEN as error:
         empty = "empty" in str(error)
         log.fault = "is empty (0 bytes)" if empty else "is not a tar archive"
         return
@@ -124,7 +126,7 @@ def _members(stream: Stream, log: ShardLog) -> Iterator[tuple[str, bytes]]:
             assert content is not None
             yield info.name, content.read()
         log.fault = _ending(tar)
-    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError):
+    except _BROKEN:
         log.fault = "is cut short: the archive ends in the middle of a member"
 
 

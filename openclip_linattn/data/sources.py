@@ -22,6 +22,8 @@ from openclip_linattn.errors import UserError
 
 MAX_SHARDS = 1_000_000
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
+_NUMBER_RANGE = re.compile(r"\{\s*(\d+)\s*\.{2,}\s*(\d+)\s*\}")
+_BRACES = re.compile(r"\{[^{}]*\}")
 _NUMBERS = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
 _RANGE = re.compile(r"\{\s*([0-9A-Za-z]+)\s*(?:\.{2,}|…|-|:)\s*([0-9A-Za-z]+)\s*\}")
 
@@ -137,14 +139,12 @@ def _substitute(component: str) -> str:
 
 
 def _check_braces(component: str, url: str) -> None:
-    # A shell's own ${...} or awk's {...} may stand in a command.
-    if component.startswith("pipe:"):
-        match = _RANGE.search(url)
-    else:
-        match = _RANGE.search(url) or re.search(r"\{[^{}]*\}", url)
+    # Braces of the shell, awk or jq may stand in a command, so there only a range of numbers is suspicious.
+    patterns = (_NUMBER_RANGE,) if component.startswith("pipe:") else (_RANGE, _BRACES)
+    match = next(filter(None, (pattern.search(url) for pattern in patterns)), None)
     if match is None:
         return
-    if match.re is _RANGE:
+    if match.re is not _BRACES:
         hint = f"write {{{match.group(1)}..{match.group(2)}}}"
     else:
         hint = "a range is written as {00000..00099}, a choice as {train,extra}"

@@ -2,7 +2,8 @@
 
 Switching autocast off around a forward pass covers its gradient only where the gradient is taken outside
 autocast. A compiled model under autocast differentiates inside it, and so does a caller who runs backward()
-there; plain products would then round to half precision again.
+there; plain products would then round to half precision again. On NVIDIA GPUs the float32 products follow
+torch.set_float32_matmul_precision: with TF32 allowed their factors are rounded to 11 bits.
 """
 
 from typing import Any

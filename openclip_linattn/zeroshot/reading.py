@@ -107,11 +107,16 @@ def batches(data: EvaluationSet, transform: Transform, *, batch_size: int, worke
             )
         )
     seen = 0
-    for batch in stream:
-        if isinstance(batch, _Failure):
-            raise DataError(batch.reason)
-        seen += len(batch[0])
-        yield batch
+    try:
+        for batch in stream:
+            if isinstance(batch, _Failure):
+                raise DataError(batch.reason)
+            seen += len(batch[0])
+            yield batch
+    finally:
+        # Ends the workers now. Left in the frame of a traceback, the iterator would be collected as part
+        # of a cycle, after its queues, and then wait five seconds for each worker that it cannot reach.
+        del stream
     if seen != data.n:
         raise DataError(
             f"{data.source}: {seen} of {data.n} samples arrived; did the shards change meanwhile?"

@@ -4,10 +4,10 @@ The checkpoints of one run share its seed, data order and schedule, so runs are 
 their checkpoints with them; a selection such as the frontier is made again in every draw.
 
 With few runs the percentile interval of a bootstrap is too narrow: the draws can only mix the runs at hand.
-The interval given here is therefore the hull of the percentile interval and of estimate +- t(G - 1) x s,
-with s the standard deviation of the draws times sqrt(G / (G - 1)) for G runs. Where every point is a run of
-its own and the fit is by least squares, the ordinary t interval of the regression is taken in too. Below
-MINIMUM_RUNS even that is no more than a hint, and is marked as not reliable.
+The interval given here is therefore the hull of the percentile interval and of estimate +- t(G - 1) x s, where
+s is half the central 68 % of the draws times sqrt(G / (G - 1)) for G runs. Where every point is a run of its own
+and the fit is by least squares, the ordinary t interval of the regression is taken in too. Below MINIMUM_RUNS
+even that is no more than a hint, and is marked as not reliable.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Bootstrap:
     def notice(self) -> str | None:
         """Why the intervals are not to be relied on, or None."""
         if not self.intervals:
-            return f"no interval: {self.runs} run(s) do not show how runs differ"
+            if self.runs < 2:
+                return "no interval: one run does not show how runs differ"
+            return f"no interval: most resamples of {self.runs} runs have too few different scales"
         if not self.reliable:
             return f"the intervals are not reliable with {self.runs} runs (fewer than {MINIMUM_RUNS})"
         return None
@@ -135,8 +137,13 @@ def hull(centre: Array, draws: Array, runs: int) -> tuple[Array, Array]:
 
 
 def spread(draws: Array, runs: int) -> Array:
-    """Standard error from draws of `runs` runs, with the bias of a small number of runs taken out."""
-    return np.asarray(draws.std(axis=0) * math.sqrt(runs / (runs - 1)))
+    """Standard error from draws of `runs` runs: half their central 68 %, times sqrt(G / (G - 1)).
+
+    Quantiles, because a draw of a few points at nearly one scale can have any exponent, and would rule a
+    standard deviation.
+    """
+    low, high = np.quantile(draws, [0.1587, 0.8413], axis=0)
+    return np.asarray((high - low) / 2 * math.sqrt(runs / (runs - 1)))
 
 
 def _intervals(found: Bootstrap) -> dict[str, Interval]:

@@ -55,7 +55,7 @@ def test_wrong_input_is_a_sentence(arguments, tmp_path):
     result = run(*[tmp_path / "absent" if argument == "OUT" else argument for argument in arguments])
     assert result.exit_code != 0
     assert isinstance(result.exception, UserError)
-    assert str(result.exception).endswith((".", "blanks.", "tar"))
+    assert " " in str(result.exception)
 
 
 @pytest.mark.parametrize("arguments", [("shapes", "x"), ("shapes", "x", "--samples", "many"), ("check",)])
@@ -97,6 +97,13 @@ def test_table_names_reasons_and_problems(broken_set):
     output = " ".join(run("check", broken_set).output.split())
     assert "15 of 30 samples (50 %) are lost" in output
     assert "broken json" in output
+
+
+def test_names_in_other_encodings_can_be_printed(tmp_path, make_tar):
+    make_tar(tmp_path / "0.tar", [(f"0.caf\udce9{n}", b"x") for n in range(20)])
+    result = run("check", tmp_path)
+    assert result.exit_code == 1, result.exception
+    assert "and 12 others" in " ".join(result.output.split())
 
 
 def test_large_sets_list_the_shards_with_losses_only(good_set, captionless_set, tmp_path):

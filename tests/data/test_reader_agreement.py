@@ -122,8 +122,13 @@ def test_agrees_on_order_and_names(tmp_path, make_sample, make_tar):
 def test_agrees_on_compressed_shards(mode, tmp_path, make_sample, make_tar):
     path = make_tar(tmp_path / "0.tar", [m for n in range(3) for m in make_sample(f"{n:03d}", n)], mode)
     assert our_keys(path) == openclip_keys(path) == ["000", "001", "002"]
-    cut = tmp_path / "1.tar"
-    cut.write_bytes(path.read_bytes()[:-40])
+    whole, cut = path.read_bytes(), tmp_path / "1.tar"
+    for length in (1, 2, 5, 11, 20, len(whole) // 4, len(whole) // 2, len(whole) - 40, len(whole) - 1):
+        cut.write_bytes(whole[:length])
+        assert our_keys(cut) == openclip_keys(cut)
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 255
+    cut.write_bytes(damaged)
     assert our_keys(cut) == openclip_keys(cut)
 
 

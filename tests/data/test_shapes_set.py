@@ -131,7 +131,8 @@ def test_captions_name_color_and_shape_and_all_templates_occur():
         facts = sample.attributes
         assert facts["color"] in sample.caption.split()
         assert facts["shape"] in sample.caption.replace(",", " ").split()
-        used.update(n for n in range(len(CAPTIONS)) if caption(n, facts) == sample.caption)
+        names = {name: facts[name] for name in ("shape", "color", "size", "position", "background")}
+        used.update(n for n in range(len(CAPTIONS)) if caption(n, names) == sample.caption)
     assert set(used) == set(range(len(CAPTIONS)))
 
 
@@ -159,7 +160,7 @@ def test_all_attributes_occur_about_equally_often():
 @pytest.mark.parametrize("image_size", [48, 64, 100])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_box_is_tight_around_the_drawn_pixels(shape, image_size):
-    """Paint without noise: the pixels nearer to the color than to the background lie in the box and touch it."""
+    """The pixels covered by half or more lie in the box and touch each of its sides."""
     for angle in (0.0, 0.2):
         center = (0.45 * image_size, 0.55 * image_size)
         mask = drawing.coverage(shape, center, 0.25 * image_size, angle, image_size)
@@ -290,11 +291,39 @@ def test_a_folder_of_somebody_else_is_never_touched(overwrite, tmp_path):
     assert files(tmp_path) == {"00000.tar": b"precious"}
 
 
-@pytest.mark.parametrize("record", ["{", "[]", '{"kind": "digits", "parameters": {}}', '{"kind": "shapes"}'])
-def test_a_strange_record_is_refused(record, tmp_path):
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "record",
+    [
+        "{",
+        "[]",
+        '{"kind": "digits", "parameters": {}}',
+        '{"kind": "shapes"}',
+        '{"kind": "shapes", "version": 1, "parameters": {"samples": 3}}',
+        '{"kind": "shapes", "version": 1, "parameters": {"samples": "x", "test_samples": 0, "seed": 0, '
+        '"image_size": 64, "samples_per_shard": 1000}}',
+    ],
+    ids=["no json", "list", "other kind", "no parameters", "few parameters", "text for a number"],
+)
+def test_a_strange_record_is_refused(record, overwrite, tmp_path):
     (tmp_path / "dataset.json").write_text(record)
     with pytest.raises(UserError, match=r"dataset\.json"):
+        write_shapes(tmp_path, 5, overwrite=overwrite)
+
+
+def test_a_set_of_another_version_is_replaced_only_when_told(tmp_path):
+    write_shapes(tmp_path, 5)
+    record = json.loads((tmp_path / "dataset.json").read_text())
+    (tmp_path / "dataset.json").write_text(json.dumps({**record, "version": 0}))
+    with pytest.raises(UserError, match="made by version 0, this is version 1"):
         write_shapes(tmp_path, 5)
+    assert write_shapes(tmp_path, 5, overwrite=True).written == 1
+
+
+def test_overwriting_leaves_no_evaluation_set_behind(tmp_path):
+    write_shapes(tmp_path, 5, test_samples=5)
+    write_shapes(tmp_path, 4, overwrite=True)
+    assert not (tmp_path / "test").exists()
 
 
 def test_a_file_for_a_folder_is_refused(tmp_path):

@@ -32,6 +32,7 @@ def openclip_urls(source):
         "pipe:aws s3 cp s3://bucket/{{000..003}}.tar -",
         "pipe:aws --profile x s3 cp s3://bucket/{{000..003}}.tar - | cat",
         "https://example.invalid/{{0..3}}.tar",
+        "pipe:cat {folder}/{{00000..00003}}.tar | sh -c 'cat; : {{a:b}} ${{#}}'",
     ],
 )
 def test_expands_as_openclip_does(form, good_set):
@@ -78,6 +79,7 @@ def test_a_folder_with_gaps_and_single_digits(tmp_path, make_tar):
         ["a/99999.tar", "a/100000.tar"],
         ["a/part-3-of-4.tar", "a/part-4-of-4.tar"],
         ["x.tar", "y.tar"],
+        ["my{data}/0.tar", "my{data}/1.tar", "back\\slash/{a,b}2.tar"],
         ["a/09.tar", "a/10.tar", "a/011.tar"],
     ],
 )

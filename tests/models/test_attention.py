@@ -7,6 +7,7 @@ import open_clip
 import pytest
 import torch
 from open_clip.transformer import Transformer
+
 from openclip_linattn.attention import OperatorAttention
 from openclip_linattn.errors import UserError
 from openclip_linattn.ops import OPERATORS
@@ -115,7 +116,9 @@ def test_gradient_checkpointing_changes_nothing_and_runs_once_per_block(name, mo
     saved.set_grad_checkpointing()
     calls = []
     checkpoint = open_clip.transformer.checkpoint
-    monkeypatch.setattr(open_clip.transformer, "checkpoint", lambda *a, **k: calls.append(1) or checkpoint(*a, **k))
+    monkeypatch.setattr(
+        open_clip.transformer, "checkpoint", lambda *a, **k: calls.append(1) or checkpoint(*a, **k)
+    )
     losses = [loss_of(model, *batch(4)) for model in (plain, saved)]
     assert len(calls) == len(saved.visual.transformer.resblocks) + len(saved.transformer.resblocks)
     for loss in losses:
@@ -145,7 +148,9 @@ def test_lower_precisions_stay_near_fp32(name, precision):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ViT-T32-8-softmax", "ViT-T32-8-normlinear-text", "ViT-T32-8-neumannlinear"])
+@pytest.mark.parametrize(
+    "name", ["ViT-T32-8-softmax", "ViT-T32-8-normlinear-text", "ViT-T32-8-neumannlinear"]
+)
 def test_compiling_changes_nothing(name):
     model = create(name)
     compiled = torch.compile(copy.deepcopy(model), backend="aot_eager", fullgraph=True)
@@ -180,7 +185,9 @@ def test_accumulation_equals_the_whole_batch(name):
     for index, (i, t) in enumerate(zip(images.split(4), texts.split(4), strict=True)):
         out = parts(i, t)
         features = {
-            key: torch.cat([*(c[key] for c in cached[:index]), out[key], *(c[key] for c in cached[index + 1 :])])
+            key: torch.cat(
+                [*(c[key] for c in cached[:index]), out[key], *(c[key] for c in cached[index + 1 :])]
+            )
             for key in ("image_features", "text_features")
         }
         open_clip.ClipLoss()(**features, logit_scale=out["logit_scale"]).backward()

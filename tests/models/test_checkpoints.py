@@ -6,7 +6,16 @@ import open_clip
 import pytest
 import torch
 
-KINDS = ("softmax", "linear", "linearelu", "normlinear", "normlinearmean", "infsa", "lininfsa", "neumannlinear")
+KINDS = (
+    "softmax",
+    "linear",
+    "linearelu",
+    "normlinear",
+    "normlinearmean",
+    "infsa",
+    "lininfsa",
+    "neumannlinear",
+)
 
 
 def save(model: torch.nn.Module, path, *, ddp: bool = False) -> str:
@@ -76,7 +85,9 @@ def test_softmax_weights_start_any_kind_with_one_warning(tmp_path, kind):
     assert len(caught) == 1
     for key, value in stock.state_dict().items():
         torch.testing.assert_close(model.state_dict()[key], value, rtol=0, atol=0)
-    factors = {name: p.float().sigmoid().mean().item() for name, p in model.named_parameters() if "rho" in name}
+    factors = {
+        name: p.float().sigmoid().mean().item() for name, p in model.named_parameters() if "rho" in name
+    }
     assert all(abs(value - 0.95) < 1e-6 for value in factors.values())
     assert bool(factors) == (kind in ("infsa", "lininfsa"))
 

@@ -4,7 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from openclip_linattn.configs import CONFIGS_VARIABLE, builtin_folder, config_folders, read_config, read_configs
+
+from openclip_linattn.configs import (
+    CONFIGS_VARIABLE,
+    builtin_folder,
+    config_folders,
+    read_config,
+    read_configs,
+)
 from openclip_linattn.errors import UserError
 
 
@@ -23,7 +30,15 @@ def test_every_shipped_config_is_valid():
     names = [config.name for config in read_configs(builtin_folder())]
     assert len(names) == len(set(names))
     for size in ("ViT-S-16", "ViT-B-16", "ViT-L-16", "ViT-T32-8", "ViT-T64-8", "ViT-T96-8"):
-        for kind in ("softmax", "linear", "normlinear", "normlinearmean", "infsa", "lininfsa", "neumannlinear"):
+        for kind in (
+            "softmax",
+            "linear",
+            "normlinear",
+            "normlinearmean",
+            "infsa",
+            "lininfsa",
+            "neumannlinear",
+        ):
             assert f"{size}-{kind}" in names
         for kind in ("linear", "normlinear", "normlinearmean", "infsa", "neumannlinear"):
             assert f"{size}-{kind}-text" in names

@@ -9,6 +9,7 @@ import open_clip
 import pytest
 import torch
 from open_clip.transformer import VisionTransformer
+
 from openclip_linattn import add_model_configs, register
 from openclip_linattn.configs import builtin_folder
 from openclip_linattn.errors import UserError
@@ -43,7 +44,9 @@ def count(module: torch.nn.Module) -> int:
 )
 def test_a_fresh_process_finds_the_models(imports):
     code = f"{imports}; {PROBE}"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True
+    )
     mine = sorted(name for name in models() if name.startswith(("ViT-T", "ViT-B-16-normlinear")))
     assert result.stdout.strip().splitlines()[-1] == str(mine)
 
@@ -53,7 +56,9 @@ def test_a_fresh_process_finds_the_models(imports):
 def test_plain_openclip_can_be_left_alone(variable, monkeypatch):
     monkeypatch.setenv(variable, "0")
     code = f"import torch, open_clip; {PROBE}"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True
+    )
     assert result.stdout.strip() == "[]"
 
 
@@ -77,7 +82,8 @@ def test_broken_user_configs_do_not_break_plain_torch(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_builtin_configs_are_unchanged():
-    code = "import open_clip, json; print(json.dumps({n: open_clip.get_model_config(n) for n in open_clip.list_models()}))"
+    configs = "{n: open_clip.get_model_config(n) for n in open_clip.list_models()}"
+    code = f"import open_clip, json; print(json.dumps({configs}))"
     stock = subprocess.run(
         [sys.executable, "-c", code], env={"OPENCLIP_LINATTN_AUTOLOAD": "0"}, capture_output=True, text=True,
         timeout=240, check=True,
@@ -157,9 +163,14 @@ def test_softmax_gives_the_stock_model_s_features():
     stock = open_clip.CLIP(**stock_config("ViT-T64-8-softmax")).eval()
     ours = open_clip.create_model("ViT-T64-8-softmax").eval()
     ours.load_state_dict(stock.state_dict())
-    images, texts = torch.randn(3, 3, 48, 48), open_clip.get_tokenizer("ViT-T64-8-softmax")(["a", "b c", "d e f"])
+    images, texts = (
+        torch.randn(3, 3, 48, 48),
+        open_clip.get_tokenizer("ViT-T64-8-softmax")(["a", "b c", "d e f"]),
+    )
     with torch.no_grad():
-        torch.testing.assert_close(ours.encode_image(images), stock.encode_image(images), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            ours.encode_image(images), stock.encode_image(images), rtol=1e-5, atol=1e-6
+        )
         torch.testing.assert_close(ours.encode_text(texts), stock.encode_text(texts), rtol=1e-5, atol=1e-6)
 
 

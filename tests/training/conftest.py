@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+
 from openclip_linattn.data.shapes import write_shapes
 
 
@@ -40,7 +41,14 @@ def run() -> Callable[..., subprocess.CompletedProcess[str]]:
 def flags(shards: Path, tmp_path: Path) -> Sequence[str]:
     """A training command of OpenCLIP at smoke size: 4 steps of 32 pairs an epoch."""
     return [
-        *("--train-data", f"{shards}/{{00000..00003}}.tar", "--dataset-type", "webdataset", "--batch-size", "32"),
+        *(
+            "--train-data",
+            f"{shards}/{{00000..00003}}.tar",
+            "--dataset-type",
+            "webdataset",
+            "--batch-size",
+            "32",
+        ),
         *("--workers", "1", "--epochs", "1", "--warmup", "1", "--log-every-n-steps", "1", "--device", "cpu"),
         *("--precision", "fp32", "--logs", str(tmp_path / "logs")),
     ]

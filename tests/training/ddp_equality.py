@@ -3,15 +3,18 @@
 import sys
 
 import open_clip
-import openclip_linattn
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import openclip_linattn
+
 PAIRS = 8
 
 
-def gradients(model: torch.nn.Module, images: torch.Tensor, texts: torch.Tensor, loss: torch.nn.Module) -> dict:
+def gradients(
+    model: torch.nn.Module, images: torch.Tensor, texts: torch.Tensor, loss: torch.nn.Module
+) -> dict:
     out = model(images, texts)
     loss(out["image_features"], out["text_features"], out["logit_scale"]).backward()
     return {key.removeprefix("module."): p.grad for key, p in model.named_parameters()}

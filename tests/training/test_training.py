@@ -59,7 +59,18 @@ def test_train_again_and_resume(run, flags, tmp_path, shards):
 def test_unmodified_openclip_trains_a_full_size_model(run, tmp_path):
     result = run(
         *("-m", "open_clip_train.main", "--model", "ViT-S-16-normlinear", "--dataset-type", "synthetic"),
-        *("--train-num-samples", "4", "--batch-size", "2", "--epochs", "1", "--workers", "0", "--device", "cpu"),
+        *(
+            "--train-num-samples",
+            "4",
+            "--batch-size",
+            "2",
+            "--epochs",
+            "1",
+            "--workers",
+            "0",
+            "--device",
+            "cpu",
+        ),
         *("--precision", "fp32", "--logs", str(tmp_path), "--name", "s", "--save-frequency", "0"),
         *("--log-every-n-steps", "1", "--warmup", "1"),
     )
@@ -87,7 +98,9 @@ def test_two_processes_train(run, flags, tmp_path, model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["ViT-T32-8-softmax", "ViT-T32-8-normlinear-text", "ViT-T32-8-neumannlinear"])
+@pytest.mark.parametrize(
+    "model", ["ViT-T32-8-softmax", "ViT-T32-8-normlinear-text", "ViT-T32-8-neumannlinear"]
+)
 def test_two_processes_equal_one(run, model):
     result = run(
         *("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),

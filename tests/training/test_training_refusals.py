@@ -7,6 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+
 from openclip_linattn.errors import UserError
 from openclip_linattn.manifest import Manifest, Plan, machine_facts, model_facts, read_manifest
 from openclip_linattn.train import check_model_name, default_name, main, reads_shards, run
@@ -29,7 +30,8 @@ def test_flags_that_cannot_work(flags, capsys, flag, words):
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("ViT-B-16-normliner", "ViT-B-16-normlinear"), ("quite-another-thing", "openclip-linattn models")]
+    ("name", "hint"),
+    [("ViT-B-16-normliner", "ViT-B-16-normlinear"), ("quite-another-thing", "openclip-linattn models")],
 )
 def test_unknown_model_gets_a_hint(name, hint):
     with pytest.raises(UserError, match=f"there is no model '{name}'") as caught:
@@ -72,17 +74,19 @@ def test_a_missing_shard_is_named(flags, shards):
 
 def test_a_folder_is_translated(flags, shards, monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr("openclip_linattn.train.open_clip_main", lambda argv: seen.append(argv))
+    monkeypatch.setattr("openclip_linattn.train.open_clip_main", seen.append)
     copy = tmp_path / "copy"
     shutil.copytree(shards, copy)
-    assert run(["--model", "ViT-T32-8-linear", *flags, "--dataset-type", "auto", "--train-data", str(copy)]) == 0
+    assert (
+        run(["--model", "ViT-T32-8-linear", *flags, "--dataset-type", "auto", "--train-data", str(copy)]) == 0
+    )
     (argv,) = seen
     assert argv[-4:] == ["--train-data", f"{copy}/{{00000..00003}}.tar", "--dataset-type", "webdataset"]
 
 
 def test_other_processes_only_train(flags, monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr("openclip_linattn.train.open_clip_main", lambda argv: seen.append(argv))
+    monkeypatch.setattr("openclip_linattn.train.open_clip_main", seen.append)
     for key, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(key, value)
     assert run(["--model", "ViT-T32-8-linear", *flags, "--workers", "99"]) == 0
@@ -119,7 +123,13 @@ def test_which_data_are_shards(data, kind, expected):
 
 @pytest.mark.parametrize(
     ("samples", "batch", "world", "workers", "accum", "steps"),
-    [(128, 32, 1, 1, 1, 4), (100, 32, 1, 1, 1, 4), (128, 32, 1, 3, 1, 6), (128, 8, 2, 2, 4, 2), (130, 8, 2, 2, 4, 2)],
+    [
+        (128, 32, 1, 1, 1, 4),
+        (100, 32, 1, 1, 1, 4),
+        (128, 32, 1, 3, 1, 6),
+        (128, 8, 2, 2, 4, 2),
+        (130, 8, 2, 2, 4, 2),
+    ],
 )
 def test_steps_are_rounded_as_openclip_rounds(samples, batch, world, workers, accum, steps):
     plan = Plan(samples, batch, world, workers, accum, epochs=2)

@@ -1,0 +1,210 @@
+"""Intervals from resampled runs, and verdicts on two groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from openclip_scaling.compare import Comparison, compare_groups, equal_slopes_test
+from openclip_scaling.errors import UserError
+from openclip_scaling.fit import fit_law
+from openclip_scaling.laws import LAWS
+from openclip_scaling.points import SELECTIONS, Points
+from openclip_scaling.uncertainty import Bootstrap, bootstrap
+
+POWER, SATURATING = LAWS["power"], LAWS["saturating"]
+
+
+def ladder(exponent: float, runs: int, seed: int = 0, noise: float = 0.01, level: float = 20.0) -> Points:
+    """Four checkpoints per run; the noise belongs to the run more than to the checkpoint."""
+    generator = np.random.default_rng(seed)
+    x, y, names = [], [], []
+    for run, cost in enumerate(np.geomspace(1e9, 1e11, runs)):
+        shift = noise * generator.normal()
+        for step in (1e3, 2e3, 3e3, 4e3):
+            x.append(cost * step)
+            y.append(
+                level * (cost * step / 1e13) ** exponent * np.exp(shift + 0.2 * noise * generator.normal())
+            )
+            names.append(f"run{run}")
+    return Points(np.array(x), np.array(y), tuple(names))
+
+
+def boot(points: Points, law: str = "power", draws: int = 200, seed: int = 0) -> Bootstrap:
+    return bootstrap(points, fit_law(points, LAWS[law]), draws=draws, seed=seed)
+
+
+def only(first: Points, second: Points) -> Comparison:
+    (comparison,) = compare_groups({"linear": boot(first, seed=1), "softmax": boot(second, seed=2)})
+    return comparison
+
+
+def test_seeded_and_independent_of_row_order() -> None:
+    points = ladder(-0.1, 6)
+    order = np.random.default_rng(1).permutation(len(points))
+    shuffled = Points(points.x[order], points.y[order], tuple(points.run[i] for i in order))
+    assert boot(points).intervals == boot(shuffled).intervals
+    assert boot(points).intervals != boot(points, seed=1).intervals
+
+
+def test_whole_runs_are_drawn() -> None:
+    """Rows of a run repeated say nothing new: intervals stay, where a bootstrap of rows would narrow them."""
+    points = ladder(-0.1, 6)
+    rows = list(range(len(points))) * 4
+    once, often = boot(points).intervals["a"], boot(points.take(rows)).intervals["a"]
+    assert often.high - often.low == pytest.approx(once.high - once.low, rel=1e-6)
+
+
+def test_intervals_cover_the_truth() -> None:
+    covered = {3: 0, 6: 0}
+    for runs in covered:
+        for seed in range(40):
+            interval = boot(ladder(-0.1, runs, seed, noise=0.03), draws=200, seed=seed).intervals["a"]
+            covered[runs] += interval.low <= -0.1 <= interval.high
+    assert min(covered.values()) >= 35  # 38 of 40 are expected at 95 %
+
+
+@pytest.mark.parametrize(("runs", "reliable"), [(3, False), (4, False), (5, True), (8, True)])
+def test_few_runs_are_not_reliable(runs: int, reliable: bool) -> None:
+    found = boot(ladder(-0.1, runs))
+    assert found.reliable is reliable
+    assert (found.notice is None) is reliable
+
+
+def test_one_run_has_no_interval() -> None:
+    found = boot(ladder(-0.1, 1))
+    assert found.intervals == {}
+    assert found.band(np.array([1e12])) is None
+    assert found.notice is not None
+    assert "one run" in found.notice
+
+
+def test_four_points_in_less_than_a_decade_do_not_identify_a_floor() -> None:
+    generator = np.random.default_rng(5)
+    x = np.geomspace(1e10, 5e10, 4)
+    points = Points(x, 3 * (x / 1e10) ** -0.1 * np.exp(0.01 * generator.normal(size=4)), tuple("abcd"))
+    found = boot(points, "saturating")
+    floor = found.intervals.get("E0")
+    assert floor is None or not floor.identified
+    if floor is not None:
+        assert 0 <= floor.low <= floor.high <= points.y.min()
+
+
+def test_points_that_are_runs_take_in_the_regression_interval() -> None:
+    generator = np.random.default_rng(0)
+    x = np.geomspace(1e10, 1e13, 6)
+    points = Points(x, 3 * (x / 1e10) ** -0.1 * np.exp(0.02 * generator.normal(size=6)), tuple("abcdef"))
+    fit = fit_law(points, POWER)
+    assert fit.standard_errors is not None
+    interval = bootstrap(points, fit, draws=200).intervals["a"]
+    half = 2.776 * fit.standard_errors["a"]  # t(4) at 97.5 %
+    assert interval.low <= fit.parameters["a"] - half * 0.999
+    assert interval.high >= fit.parameters["a"] + half * 0.999
+
+
+def test_frontier_is_selected_again_in_every_draw() -> None:
+    points = ladder(-0.1, 6, noise=0.05)
+    select = SELECTIONS["frontier"]
+    fit = fit_law(select(points), POWER)
+    again = bootstrap(points, fit, select, draws=200)
+    fixed = bootstrap(select(points), fit, draws=200)
+    assert again.intervals != fixed.intervals
+
+
+def test_band_holds_the_curve_and_widens_beyond_the_data() -> None:
+    found = boot(ladder(-0.1, 6))
+    grid = np.array([1e12, 1e13, 1e14, 1e18])
+    band = found.band(grid)
+    assert band is not None
+    low, high = band
+    assert np.all((low < found.fit.predict(grid)) & (found.fit.predict(grid) < high))
+    assert high[3] / low[3] > high[1] / low[1]
+
+
+def test_too_few_draws_are_refused() -> None:
+    with pytest.raises(UserError, match="at least 100"):
+        boot(ladder(-0.1, 3), draws=10)
+
+
+def test_different_exponents_are_told_apart() -> None:
+    found = only(ladder(-0.2, 8, 1), ladder(-0.1, 8, 2))
+    assert found.difference == pytest.approx(-0.1, abs=0.02)
+    assert found.distinguishable
+    assert "linear falls faster with scale (8 runs each)" in found.verdict
+
+
+def test_equal_exponents_are_not() -> None:
+    found = only(ladder(-0.1, 8, 1, noise=0.03), ladder(-0.1, 8, 2, noise=0.03))
+    assert not found.distinguishable
+    assert found.verdict == "linear and softmax: not distinguishable with 8 runs each."
+
+
+def test_three_runs_never_give_a_verdict() -> None:
+    found = only(ladder(-0.3, 3, 1, noise=0.001), ladder(-0.1, 3, 2, noise=0.001))
+    assert not found.distinguishable
+    assert "with 3 runs each; intervals are not reliable" in found.verdict
+
+
+def test_one_run_in_a_group_gives_no_verdict() -> None:
+    found = only(ladder(-0.1, 1), ladder(-0.1, 6))
+    assert found.interval is None
+    assert "no verdict with 1 and 6 runs" in found.verdict
+
+
+def test_ratio_at_the_largest_common_scale() -> None:
+    found = only(ladder(-0.1, 8, 1, level=22.0), ladder(-0.1, 8, 2, level=20.0))
+    assert found.scale == pytest.approx(4e14)
+    assert found.ratio == pytest.approx(1.1, abs=0.03)
+    assert found.ratio_interval is not None
+    assert found.ratio_interval[0] < 1.1 < found.ratio_interval[1]
+
+
+def test_laws_are_not_mixed() -> None:
+    points = ladder(-0.1, 6)
+    with pytest.raises(UserError, match="one law"):
+        compare_groups({"a": boot(points), "b": boot(points, "saturating", draws=100)})
+
+
+def test_equal_slopes_of_xlstm_2025(scaling_data: Path, expected: dict[str, Any]) -> None:
+    table = pd.read_csv(scaling_data / "xlstm2025_pareto.csv")
+    groups = {
+        str(name): Points(part.flops.to_numpy(), part.val_loss.to_numpy(), tuple(map(str, part.index)))
+        for name, part in table.groupby("family")
+    }
+    test, wanted = equal_slopes_test(groups), expected["xlstm2025"]["ancova_equal_slopes"]
+    assert test.f == pytest.approx(wanted["F"], abs=5e-4)
+    assert list(test.degrees) == wanted["df"]
+    assert test.p == pytest.approx(wanted["p"], abs=5e-5)
+
+
+@pytest.mark.parametrize(("task", "p"), [("imagenet1k", 0.0151), ("flickr30k", 0.0222)])
+def test_equal_slopes_of_cherti_2022(
+    scaling_data: Path, expected: dict[str, Any], task: str, p: float
+) -> None:
+    table = pd.read_csv(scaling_data / "cherti2022_errors.csv")
+    table = table[table.downstream_dataset == task]
+    openai = table.upstream_dataset == "CLIP-WIT"
+    groups = {}
+    for name, part in (("openclip", table[~openai]), ("openai", table[openai])):
+        points = Points(part.gmacs_total.to_numpy(), part.err1.to_numpy(), tuple(map(str, part.index)))
+        groups[name] = SELECTIONS["frontier"](points) if name == "openclip" else points
+    test, wanted = (
+        equal_slopes_test(groups),
+        expected["cherti2022"]["ancova_openclip_frontier_vs_openai"][task],
+    )
+    assert test.f == pytest.approx(wanted["F"], abs=5e-3)
+    assert list(test.degrees) == wanted["df"]
+    assert test.p == pytest.approx(p, abs=5e-4)
+
+
+def test_slopes_need_two_groups_and_spread() -> None:
+    points = ladder(-0.1, 3)
+    with pytest.raises(UserError, match="at least two groups"):
+        equal_slopes_test({"a": points})
+    flat = Points(np.array([1.0, 1.0, 1.0]), np.array([1.0, 2.0, 3.0]), tuple("abc"))
+    with pytest.raises(UserError, match="has no slope"):
+        equal_slopes_test({"a": points, "b": flat})
