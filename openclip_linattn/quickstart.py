@@ -1,7 +1,6 @@
 """The whole job at laptop size: shards, a ladder of runs, zero-shot evaluation, fitted laws, pictures, a report."""
 
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +80,9 @@ def quickstart(
     """
     console = console or Console(stderr=True)
     jobs = jobs or max(1, len(os.sched_getaffinity(0)))
+    # Large models first: the last rungs to finish are then the short ones.
+    names = [f"{size}-{attention}" for size in reversed(sizes) for attention in attentions]
+    _check_names(names)
     sets = write_data(out / "data", scale, console)
     recipe = Recipe(
         train_data=sets.train,
@@ -92,9 +94,6 @@ def quickstart(
         learning_rate=scale.learning_rate,
         warmup_steps=scale.warmup_steps,
     )
-    # Large models first: the last rungs to finish are then the short ones.
-    names = [f"{size}-{attention}" for size in reversed(sizes) for attention in attentions]
-    _check_names(names)
     runs = [Run(name, recipe, out / "logs") for name in names]
     console.print(f"{len(runs)} runs of {scale.epoch_samples * scale.epochs:,} samples, {jobs} side by side")
     outcomes = train_ladder(
@@ -193,9 +192,3 @@ def _evaluate(run: Run, sets: Sets, keep_checkpoints: bool) -> None:
     if not keep_checkpoints:
         for path in checkpoints[:-1]:
             path.unlink()
-
-
-def remove(out: Path) -> None:
-    """Removes the folders that a quickstart made in `out`, and nothing else."""
-    for name in ("data", "logs", "report"):
-        shutil.rmtree(out / name, ignore_errors=True)

@@ -137,8 +137,9 @@ def check(
 
     Writes the usable samples of each shard into the folder's sizes.json, which OpenCLIP reads.
 
-    Exit status: 0 where training can run (warnings tell what is lost), 1 where it would hang or fail
-    (errors), 2 for a source that cannot be read as it is written.
+    Exit status 0: training can run (warnings tell what is lost).
+    Exit status 1: it would hang or fail (errors).
+    Exit status 2: the source cannot be read as it is written.
     """
     reports = []
     for source in sources:

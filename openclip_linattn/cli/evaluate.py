@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..errors import UserError
+from openclip_linattn.errors import UserError
 
 Row = dict[str, Any]
 
@@ -17,9 +18,7 @@ Row = dict[str, Any]
 def evaluate_command(  # noqa: PLR0913  (the parameters are the command's options)
     checkpoints: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="CHECKPOINT...", help="Checkpoint file, run folder or its checkpoints folder."
-        ),
+        typer.Argument(metavar="CHECKPOINT", help="Checkpoint file, run folder or its checkpoints folder."),
     ],
     data: Annotated[
         list[str],
@@ -54,7 +53,11 @@ def evaluate_command(  # noqa: PLR0913  (the parameters are the command's option
     ] = False,
 ) -> None:
     """Zero-shot top-1 and top-5 of checkpoints on webdataset evaluation sets."""
-    from ..zeroshot.evaluate import EvaluationError, EvaluationOptions, evaluate  # late: --help stays quick
+    from openclip_linattn.zeroshot.evaluate import (  # late: --help stays quick
+        EvaluationError,
+        EvaluationOptions,
+        evaluate,
+    )
 
     notices = Console(stderr=True)
     try:
@@ -88,6 +91,8 @@ def _show(rows: list[Row], *, as_json: bool, per_class: bool) -> None:
     clash = len(set(sets.values())) > len({row["dataset"] for row in rows})
     titles = [(names[row["checkpoint"]], sets[row["data"]] if clash else row["dataset"]) for row in rows]
     console = Console()
+    if not console.is_terminal:  # a file or a pipe has no width to keep to
+        console = Console(width=max(console.width, 160))
     console.print(_summary(rows, titles))
     if per_class:
         for row, title in zip(rows, titles, strict=True):
@@ -95,20 +100,23 @@ def _show(rows: list[Row], *, as_json: bool, per_class: bool) -> None:
 
 
 def _summary(rows: list[Row], titles: list[tuple[str, str]]) -> Table:
-    table = Table(title="Zero-shot accuracy, %")
-    for heading in ("checkpoint", "data", "labels"):
+    sets = {data for _, data in titles}
+    alone = f" on {sets.pop()}" if len(sets) == 1 else ""  # named once, it leaves room for the paths
+    table = Table(title=escape(f"Zero-shot accuracy{alone}, %"), box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("checkpoint", "labels") if alone else ("checkpoint", "data", "labels"):
         table.add_column(heading, overflow="fold")
-    for heading in ("classes", "images", "top-1", "top-5", "per class"):
+    for heading in ("images", "top-1", "top-5", "class mean"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row, title in zip(rows, titles, strict=True):
         rates = [_percent(row.get(key)) for key in ("top1", "top5", "mean_per_class")]
-        cells = [*title, row["label_set"], str(row["classes"]), str(row["n"]), *rates]
+        labels = f"{row['label_set']} ({row['classes']})"
+        cells = [*(title[:1] if alone else title), labels, str(row["n"]), *rates]
         table.add_row(*map(escape, cells))
     return table
 
 
 def _classes(row: Row, title: tuple[str, str]) -> Table:
-    table = Table(title=escape(" · ".join((*title, row["label_set"]))))
+    table = Table(title=escape(", ".join((*title, row["label_set"]))), box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("class", overflow="fold")
     table.add_column("images", justify="right")
     table.add_column("top-1, %", justify="right")
@@ -122,8 +130,13 @@ def _percent(value: float | None) -> str:
 
 
 def short_names(paths: list[str]) -> dict[str, str]:
-    """Return for each path the fewest of its last parts that tell it from the others."""
-    parts = {path: Path(path).parts for path in paths}
+    """Return for each path the fewest of its last parts that tell it from the others.
+
+    A run's checkpoints folder, which tells nothing, is left out where the names differ without it.
+    """
+    parts = {path: tuple(part for part in Path(path).parts if part != "checkpoints") for path in paths}
+    if len(set(parts.values())) < len(parts):
+        parts = {path: Path(path).parts for path in paths}
     for length in range(1, max((len(each) for each in parts.values()), default=0) + 1):
         short = {path: "/".join(each[-length:]) for path, each in parts.items()}
         if len(set(short.values())) == len(short):

@@ -91,6 +91,8 @@ def preflight(
     """
     loaders = Loaders(world_size, workers, resampled, batch_size, accum)
     urls = expand(source)
+    if num_samples is not None and num_samples < 1:
+        raise UserError(f"--train-num-samples must be at least 1, not {num_samples}.")
     _check_shard_number(source, len(urls), loaders)
     digest = set_digest(urls)
     report = _report(source, urls, digest if cache else None)
@@ -130,8 +132,8 @@ def _check_shard_number(source: str, shards: int, loaders: Loaders) -> None:
     if fewer:
         remedies.insert(0, f"use --workers {fewer}")
     raise UserError(
-        f"{source} has {shards:,} shards for {loaders.world_size} processes x {loaders.workers} workers = "
-        f"{readers} readers ({shards} < {readers}), and every reader needs a shard of its own: "
+        f"{source} has too few shards: {loaders.world_size} processes x {loaders.workers} workers = "
+        f"{readers} readers, each of which needs a shard of its own, for {shards} shards ({shards} < {readers}): "
         f"{', or '.join(remedies)}."
     )
 

@@ -28,9 +28,13 @@ def find_problems(shards: Sequence[ShardReport]) -> list[Problem]:
     usable = sum(shard.usable for shard in shards)
     problems: list[Problem] = []
     if shards and not usable:
-        problems.append(Problem("error", "No sample can be trained on: OpenCLIP would wait for ever."))
+        none = (
+            f"None of the {samples:,} checked samples can be trained on" if samples else "There is no sample"
+        )
+        problems.append(Problem("error", f"{none}: OpenCLIP would wait for ever."))
     severity: Severity = "warning" if usable else "error"
-    problems += [Problem(severity, text) for text in _faults(shards)]
+    problems += [Problem("error", text) for text in _faults(shard for shard in shards if shard.blocks)]
+    problems += [Problem(severity, text) for text in _faults(shard for shard in shards if not shard.blocks)]
     problems += [Problem(severity, text) for text in _barren(shards)]
     if 0 < usable < samples:
         text = f"{samples - usable:,} of {samples:,} samples ({percent(samples - usable, samples)}) are lost"

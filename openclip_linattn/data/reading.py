@@ -22,6 +22,8 @@ from openclip_linattn.data.pipes import PipeStream
 
 # webdataset's rules: what is a key and what a suffix, and which members are passed over.
 _KEY_AND_SUFFIX = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+NOT_REGULAR = "is not a regular file"
+
 # What tarfile and the decompressors under it raise for broken archives.
 _BROKEN = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError)
 _META = re.compile(r"__[^/]*__($|/)")
@@ -88,7 +90,7 @@ def open_shard(url: str, *, silence: float = 60.0) -> Stream:
         raise OSError(f"{scheme}: shards are not read here")
     path = local_path(url)
     if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError("is a directory" if path.is_dir() else "is not a regular file")
+        raise OSError("is a directory" if path.is_dir() else NOT_REGULAR)
     return path.open("rb")
 
 
@@ -97,7 +99,9 @@ def read_members(url: str, log: ShardLog, *, silence: float = 60.0) -> Iterator[
     try:
         stream = open_shard(url, silence=silence)
     except OSError as error:
-        log.fault = f"cannot be opened ({error.strerror or error})"
+        log.fault = (
+            str(error) if NOT_REGULAR in str(error) else f"cannot be opened ({error.strerror or error})"
+        )
         return
     try:
         with closing(cast("IO[bytes]", stream)):

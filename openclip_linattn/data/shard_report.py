@@ -11,7 +11,14 @@ from typing import Any
 
 from openclip_linattn.data.decoding import UNCHECKED, judge
 from openclip_linattn.data.pipes import TIMED_OUT
-from openclip_linattn.data.reading import RawSample, ShardLog, local_path, read_samples, scheme_of
+from openclip_linattn.data.reading import (
+    NOT_REGULAR,
+    RawSample,
+    ShardLog,
+    local_path,
+    read_samples,
+    scheme_of,
+)
 
 EXAMPLES = 3
 
@@ -53,6 +60,11 @@ class ShardReport:
     def timed_out(self) -> bool:
         """Whether the shard's command was ended because it stayed silent."""
         return self.fault is not None and TIMED_OUT in self.fault
+
+    @property
+    def blocks(self) -> bool:
+        """Whether reading the shard would wait for ever: one such shard stops a whole run."""
+        return self.timed_out or (self.fault is not None and NOT_REGULAR in self.fault)
 
     @property
     def undecoded(self) -> list[str]:

@@ -190,7 +190,8 @@ def _missing(source: str, urls: Sequence[str], absent: Sequence[str]) -> str:
     if not first.parent.is_dir():
         return f"The folder {first.parent} of {source} does not exist."
     if len(absent) < len(urls):
-        rest = [url for url in urls if url not in set(absent)]
+        gone = set(absent)
+        rest = [url for url in urls if url not in gone]
         return (
             f"{len(absent):,} of {len(urls):,} shards of {source} are missing ({names}): fetch them, or name "
             f"the {len(rest):,} that are there: {brace_pattern(rest)}"

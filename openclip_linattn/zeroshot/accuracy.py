@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .labels import LabelSet
+from openclip_linattn.zeroshot.labels import LabelSet
 
 TOP_K = 5
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from openclip_linattn.errors import UserError
 
 RUN_FILE = "run.json"
 PARAMS_FILE = "params.txt"

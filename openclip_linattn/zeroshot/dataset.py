@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import UserError
-from .labels import (
+from openclip_linattn.errors import UserError
+from openclip_linattn.zeroshot.labels import (
     CLASS_NAMES_FILE,
     LABEL_SETS_FILE,
     TEMPLATES_FILE,
@@ -15,7 +15,7 @@ from .labels import (
     read_lines,
     read_templates,
 )
-from .shards import check_shard_count, count_samples, find_shards
+from openclip_linattn.zeroshot.shards import check_shard_count, count_samples, find_shards
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,53 +11,20 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from ..errors import UserError
-from .checkpoints import Checkpoint, CheckpointError, find_checkpoints
-from .dataset import EvaluationSet, open_evaluation_set
-from .labels import LabelSet
-from .models import PRECISIONS, check_model_name, choose_device, epoch_of, load_model
-from .rows import Row, inputs_digest, read_rows, row_key, save_rows, write_json
-from .score import Classifiers, score
+from openclip_linattn.errors import UserError
+from openclip_linattn.zeroshot.checkpoints import Checkpoint, CheckpointError, find_checkpoints
+from openclip_linattn.zeroshot.dataset import EvaluationSet, open_evaluation_set
+from openclip_linattn.zeroshot.labels import LabelSet
+from openclip_linattn.zeroshot.models import check_model_name, choose_device, epoch_of, load_model
+from openclip_linattn.zeroshot.options import EvaluationOptions
+from openclip_linattn.zeroshot.rows import Row, inputs_digest, read_rows, row_key, save_rows, write_json
+from openclip_linattn.zeroshot.score import Classifiers, score
+
+__all__ = ["EvaluationError", "EvaluationOptions", "evaluate"]
 
 logger = logging.getLogger(__name__)
 
 _PACKAGES = ("openclip-linattn", "open_clip_torch", "torch", "timm", "numpy", "webdataset")
-
-
-@dataclass(frozen=True)
-class EvaluationOptions:
-    """How to evaluate; raises UserError for a bad number or precision.
-
-    model: the model of every checkpoint (default: what its run recorded); label_sets: names to keep
-    (default: all); classnames, templates: files that replace those of the data; workers: processes that
-    decode (default: as many as there are cores, at most 4); precision: one of OpenCLIP's; device: auto,
-    cpu, cuda, ...; save: keep rows beside the checkpoints of a run; again: evaluate also what has a valid
-    row already.
-    """
-
-    model: str | None = None
-    label_sets: Sequence[str] = ()
-    classnames: Path | None = None
-    templates: Path | None = None
-    batch_size: int = 64
-    workers: int | None = None
-    precision: str = "fp32"
-    device: str = "auto"
-    save: bool = True
-    again: bool = False
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UserError(f"the batch size is {self.batch_size}; it must be at least 1")
-        if self.workers is not None and self.workers < 0:
-            raise UserError(f"the number of workers is {self.workers}; it must be at least 0")
-        if self.precision not in PRECISIONS:
-            raise UserError(f"unknown precision {self.precision!r}; known: {', '.join(PRECISIONS)}")
-
-    @property
-    def worker_count(self) -> int:
-        """The number of worker processes to use."""
-        return min(4, len(os.sched_getaffinity(0))) if self.workers is None else self.workers
 
 
 class EvaluationError(UserError):
@@ -95,9 +61,7 @@ def evaluate(
     with _progress(console) as progress:
         for each in sets:
             names = ", ".join(label_set.name for label_set in each.label_sets)
-            progress.console.print(
-                f"{each.name}: {each.n} images in {len(each.shards)} shard(s); labels: {names}", markup=False
-            )
+            _say(progress, f"{each.name}: {each.n} images in {len(each.shards)} shard(s); labels: {names}")
         total = sum(each.n for each in sets) * len(found)
         task = progress.add_task("evaluating", total=total)
         run = _Evaluation(options, device, progress, task)
@@ -140,9 +104,9 @@ class _Evaluation:
         if fresh and folder and self.options.save:
             _save(folder, fresh)
         if done:
-            self.progress.console.print(
+            _say(
+                self.progress,
                 f"{checkpoint.path}: {len(done)} row(s) were there already (--again evaluates anew)",
-                markup=False,
             )
         found = {row_key(row): row for row in [*done.values(), *fresh]}
         return [found[key] for key in headers]
@@ -256,11 +220,16 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _say(progress: Progress, text: str) -> None:
+    progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def _progress(console: Console | None) -> Progress:
+    console = console or Console(stderr=True, quiet=True)
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    return Progress(*columns, console=console or Console(stderr=True, quiet=True), transient=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from ..errors import UserError
+from openclip_linattn.errors import UserError
 
 CLASS_NAMES_FILE = "classnames.txt"
 TEMPLATES_FILE = "zeroshot_classification_templates.txt"

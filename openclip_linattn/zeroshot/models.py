@@ -9,11 +9,9 @@ import open_clip
 import torch
 from torch import Tensor
 
-from ..errors import UserError
-from .checkpoints import Checkpoint, CheckpointError
-from .reading import Transform
-
-PRECISIONS = ("fp32", "amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16")
+from openclip_linattn.errors import UserError
+from openclip_linattn.zeroshot.checkpoints import Checkpoint, CheckpointError
+from openclip_linattn.zeroshot.reading import Transform
 
 
 @dataclass(frozen=True)

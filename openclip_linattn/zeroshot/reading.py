@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from ..errors import UserError
-from .dataset import EvaluationSet
-from .labels import LabelSet
+from openclip_linattn.errors import UserError
+from openclip_linattn.zeroshot.dataset import EvaluationSet
+from openclip_linattn.zeroshot.labels import LabelSet
 
 IMAGE_MEMBERS = ("webp", "png", "jpg", "jpeg")  # clip_benchmark's, in its order
 Transform = Callable[[Image.Image], Tensor]

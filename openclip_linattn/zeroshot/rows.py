@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
-from .checkpoints import Checkpoint
-from .dataset import EvaluationSet
-from .labels import LabelSet
+from openclip_linattn.errors import UserError
+from openclip_linattn.zeroshot.checkpoints import Checkpoint
+from openclip_linattn.zeroshot.dataset import EvaluationSet
+from openclip_linattn.zeroshot.labels import LabelSet
 
 RESULTS_FILE = "zeroshot.jsonl"
 Row = dict[str, Any]

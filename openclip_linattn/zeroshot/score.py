@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from open_clip_train.precision import get_autocast
 from torch import Tensor
 
-from .accuracy import Tally
-from .checkpoints import CheckpointError
-from .dataset import EvaluationSet
-from .labels import LabelSet
-from .models import LoadedModel
-from .reading import batches
+from openclip_linattn.zeroshot.accuracy import Tally
+from openclip_linattn.zeroshot.checkpoints import CheckpointError
+from openclip_linattn.zeroshot.dataset import EvaluationSet
+from openclip_linattn.zeroshot.labels import LabelSet
+from openclip_linattn.zeroshot.models import LoadedModel
+from openclip_linattn.zeroshot.reading import batches
 
 _CLASSES_PER_STEP = 10
 Advance = Callable[[int], None]

@@ -10,7 +10,7 @@ from typing import Any
 from webdataset.shardlists import expand_urls
 from webdataset.tariterators import group_by_keys
 
-from ..errors import UserError
+from openclip_linattn.errors import UserError
 
 COUNT_FILE = "nshards.txt"
 _META_MEMBER = re.compile(r"__[^/]*__($|/)")  # webdataset skips these

@@ -20,6 +20,7 @@ from openclip_scaling.points import Points
 
 _TOLERANCE = 1e-14
 _SAME_OPTIMUM = 1e-6
+_TIE = 1e-6  # weight of least squares beside a Huber loss
 _ILL_CONDITIONED = 1e3  # of the scaled Jacobian: some direction of the parameters is 1000 times less certain
 
 
@@ -96,7 +97,7 @@ def fit_law(points: Points, law: Law, loss: Loss | None = None) -> Fit:
     ends = [_descend(law, loss, start, u, v) for start in law.starts(u, v)]
     objectives = np.array([loss.total(v - law.log_predict(theta, u)) for theta in ends])
     best = int(np.argmin(objectives))
-    theta = ends[best]
+    theta = _polish(law, loss, ends[best], u, v)
     # Residuals of an exact fit are rounding noise, so the optimum is also met within an absolute margin.
     reached = objectives <= objectives[best] * (1 + _SAME_OPTIMUM) + 1e-16 * len(points)
     residuals = v - law.log_predict(theta, u)
@@ -109,7 +110,7 @@ def fit_law(points: Points, law: Law, loss: Loss | None = None) -> Fit:
         c0=c0,
         e0=e0,
         points=points,
-        objective=float(objectives[best]),
+        objective=loss.total(residuals),
         rmse=float(np.sqrt((residuals**2).mean())),
         aic=_aic(residuals, len(law.parameters)),
         standard_errors=_standard_errors(law, theta, u, residuals, (c0, e0)),
@@ -128,10 +129,14 @@ def refit(points: Points, fit: Fit) -> Array:
     """
     check_enough(points, fit.law)
     u, v = np.log(points.x / fit.c0), np.log(points.y / fit.e0)
+    exact = fit.law.exact(u, v) if fit.loss.delta is None else None
+    if exact is not None:
+        return exact
     low, high = fit.law.bounds(v)
     starts = [np.clip(fit.theta, low, high), *fit.law.starts(u, v)[3::9]]
     ends = [_descend(fit.law, fit.loss, start, u, v) for start in starts]
-    return min(ends, key=lambda theta: fit.loss.total(v - fit.law.log_predict(theta, u)))
+    best = min(ends, key=lambda theta: fit.loss.total(v - fit.law.log_predict(theta, u)))
+    return _polish(fit.law, fit.loss, best, u, v)
 
 
 def check_enough(points: Points, law: Law) -> None:
@@ -174,6 +179,44 @@ def _descend(law: Law, loss: Loss, start: Array, u: Array, v: Array) -> Array:
         max_nfev=2000,
     )
     return np.asarray(result.x, dtype=np.float64)
+
+
+def _polish(law: Law, loss: Loss, theta: Array, u: Array, v: Array) -> Array:
+    """Newton steps to the optimum of a Huber loss, where few points are left in its quadratic part.
+
+    Far from the data's scale a small delta makes the loss one of absolute values, whose optimum can be a whole
+    stretch of curves; a trace of least squares (TIE) picks one of them, so that the result is the same in any
+    unit. Parameters held by a bound stay there.
+    """
+    if loss.delta is None:
+        return theta
+    low, high = law.bounds(v)
+
+    def value(candidate: Array) -> float:
+        residuals = v - law.log_predict(candidate, u)
+        return loss.total(residuals) + 0.5 * _TIE * float(residuals @ residuals)
+
+    reached = value(theta)
+    for _ in range(100):
+        step = _newton_step(law, loss.delta, theta, u, v)
+        candidates = (np.clip(theta + step * 0.5**k, low, high) for k in range(40))
+        better = next((candidate for candidate in candidates if value(candidate) < reached), None)
+        if better is None:
+            break
+        theta, reached = better, value(better)
+    return theta
+
+
+def _newton_step(law: Law, delta: float, theta: Array, u: Array, v: Array) -> Array:
+    low, high = law.bounds(v)
+    residuals, jacobian = law.log_predict(theta, u) - v, law.jacobian(theta, u)
+    gradient = jacobian.T @ (np.clip(residuals, -delta, delta) + _TIE * residuals)
+    held = ((theta <= low) & (gradient > 0)) | ((theta >= high) & (gradient < 0))
+    weights = (np.abs(residuals) <= delta) + _TIE
+    jacobian = jacobian[:, ~held]
+    step = np.zeros_like(theta)
+    step[~held] = -np.linalg.lstsq(jacobian.T @ (weights[:, None] * jacobian), gradient[~held])[0]
+    return step
 
 
 def _condition(jacobian: Array) -> float:

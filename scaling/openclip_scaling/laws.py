@@ -41,6 +41,11 @@ class Law(ABC):
     def starts(self, u: Array, v: Array) -> list[Array]:
         """Starting points spread over what the data allow."""
 
+    def exact(self, u: Array, v: Array) -> Array | None:
+        """The least-squares theta in closed form, or None where there is none."""
+        del u, v
+        return None
+
     @abstractmethod
     def natural(self, theta: Array, c0: float, e0: float) -> dict[str, float]:
         """The parameters of the formula, in the units of the data."""
@@ -80,6 +85,9 @@ class PowerLaw(Law):
             line * np.array([1.0, 2.0]),
             np.array([float(np.median(v)), 0.0]),
         ]
+
+    def exact(self, u: Array, v: Array) -> Array | None:
+        return _line(u, v)
 
     def natural(self, theta: Array, c0: float, e0: float) -> dict[str, float]:
         return {"a": float(theta[1]), "b": _amplitude(theta, c0, e0)}

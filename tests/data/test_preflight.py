@@ -62,8 +62,12 @@ def test_a_part_usable_is_a_warning_with_reasons(broken_set):
 @pytest.mark.parametrize(
     ("loaders", "arithmetic", "remedy"),
     [
-        ({"world_size": 2, "workers": 3}, "2 processes x 3 workers = 6 readers (4 < 6)", "--workers 2"),
-        ({"world_size": 8, "workers": 1}, "8 processes x 1 workers = 8 readers (4 < 8)", "resampled"),
+        (
+            {"world_size": 2, "workers": 3},
+            "2 processes x 3 workers = 6 readers, each of which needs a shard of its own, for 4 shards (4 < 6)",
+            "--workers 2",
+        ),
+        ({"world_size": 8, "workers": 1}, "(4 < 8)", "resampled"),
     ],
 )
 def test_fewer_shards_than_readers(loaders, arithmetic, remedy, good_set, monkeypatch):
@@ -152,6 +156,17 @@ def test_a_command_that_fails_is_caught(good_set):
 def test_a_command_that_hangs_is_caught(monkeypatch):
     monkeypatch.setattr(preflight_module, "SILENCE", 0.3)
     assert "the command wrote nothing for 0.3 s" in refusal("pipe:sleep 6{0..9}", num_samples=40)
+
+
+def test_one_hanging_command_stops_a_run_however_good_the_others_are(good_set, monkeypatch):
+    monkeypatch.setattr(preflight_module, "SILENCE", 0.3)
+    source = f"{good_set}/{{00000..00003}}.tar::pipe:sleep 60"
+    assert "pipe:sleep 60 cannot be read" in refusal(source, num_samples=40)
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_number_of_samples_that_is_none(number, good_set):
+    assert f"must be at least 1, not {number}" in refusal(good_set, num_samples=number)
 
 
 def test_a_pipe_passes_with_its_number_of_samples(good_set):

@@ -63,7 +63,7 @@ def test_intervals_cover_the_truth() -> None:
     covered = {3: 0, 6: 0}
     for runs in covered:
         for seed in range(40):
-            interval = boot(ladder(-0.1, runs, seed, noise=0.03), draws=200, seed=seed).intervals["a"]
+            interval = boot(ladder(-0.1, runs, seed, noise=0.03), draws=150, seed=seed).intervals["a"]
             covered[runs] += interval.low <= -0.1 <= interval.high
     assert min(covered.values()) >= 35  # 38 of 40 are expected at 95 %
 

@@ -25,7 +25,7 @@ def points(x: Any, y: Any) -> Points:
 def synthetic(law: str, seed: int, noise: float = 0.005, n: int = 48) -> Points:
     generator = np.random.default_rng(seed)
     x = np.geomspace(1e16, 1e22, n)
-    truth = {"a": -0.2, "b": 2e4} if law == "power" else {"a": -0.2, "b": 2e4, "E0": 1.8}
+    truth = {"a": -0.2, "b": 2e4} if law == "power" else {"a": -0.3, "b": 2e5, "E0": 1.8}
     return points(x, LAWS[law].predict(truth, x) * np.exp(noise * generator.normal(size=n)))
 
 
@@ -95,16 +95,16 @@ def test_xlstm_2025_under_both_laws(scaling_data: Path, expected: dict[str, Any]
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_floor_is_recovered(seed: int, delta: float | None) -> None:
     fit = fit_law(synthetic("saturating", seed), SATURATING, Loss(delta))
-    assert fit.parameters["a"] == pytest.approx(-0.2, abs=0.01)
+    assert fit.parameters["a"] == pytest.approx(-0.3, abs=0.02)
     assert fit.parameters["E0"] == pytest.approx(1.8, abs=0.03)
     assert fit.starts_at_optimum >= fit.starts / 2
 
 
 def test_exact_data_are_fitted_exactly() -> None:
     fit = fit_law(synthetic("saturating", 0, noise=0), SATURATING)
-    assert fit.parameters["a"] == pytest.approx(-0.2, rel=1e-6)
+    assert fit.parameters["a"] == pytest.approx(-0.3, rel=1e-6)
     assert fit.parameters["E0"] == pytest.approx(1.8, rel=1e-6)
-    assert fit.parameters["b"] == pytest.approx(2e4, rel=1e-4)
+    assert fit.parameters["b"] == pytest.approx(2e5, rel=1e-4)
     assert fit.aic is None
 
 
@@ -248,9 +248,9 @@ def test_values_without_a_logarithm_are_refused(bad: float, place: str) -> None:
 
 
 def test_unknown_names_list_the_known_ones() -> None:
-    with pytest.raises(UserError, match="'pwoer'.*power, saturating"):
+    with pytest.raises(UserError, match=r"'pwoer'.*power, saturating"):
         law_named("pwoer")
-    with pytest.raises(UserError, match="'last'.*all, ends, frontier, bins"):
+    with pytest.raises(UserError, match=r"'last'.*all, ends, frontier, bins"):
         selection_named("last")
     with pytest.raises(UserError, match="delta"):
         Loss(0.0)
@@ -267,4 +267,4 @@ def test_selections() -> None:
     assert len(SELECTIONS["all"](chosen)) == 6
     assert SELECTIONS["ends"](chosen).x.tolist() == [100.0, 200.0]
     assert SELECTIONS["frontier"](chosen).y.tolist() == [9.0, 7.0, 6.5, 6.0]
-    assert SELECTIONS["bins"](chosen).y.tolist() == [9.0, 7.0, 6.5, 6.0]  # the fifth bin is empty
+    assert SELECTIONS["bins"](chosen).y.tolist() == [9.0, 6.5, 6.0]  # two of the five bins are empty

@@ -27,7 +27,7 @@ def test_train_again_and_resume(run, flags, tmp_path, shards):
     assert facts["planned"] == facts["seen"] == {"epochs": 1, "steps": 4, "samples": 128}
     assert facts["unique_samples_bound"] == 128
     assert facts["dataset"]["usable_share"] == 1.0
-    assert facts["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(facts["versions"]["torch"])
     log = (tmp_path / "logs" / "a" / "out.log").read_text()
     assert "kind=normlinear, heads=2, train_tokens=37" in log
     assert "128/128 (100%)" in log
@@ -84,7 +84,7 @@ def test_unmodified_openclip_trains_a_full_size_model(run, tmp_path):
 @pytest.mark.parametrize("model", ["ViT-T32-8-infsa", "ViT-T32-8-softmax"])
 def test_two_processes_train(run, flags, tmp_path, model):
     result = run(
-        *("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
+        *("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--"),
         *(str(HERE / "train_ddp_on_cpu.py"), "--model", model, "--name", "two", *flags, "--batch-size", "16"),
         *("--local-loss", "--gather-with-grad", "--save-most-recent"),
     )

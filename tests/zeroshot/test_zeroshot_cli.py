@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,17 @@ def test_the_table_holds_the_numbers(cli: Any, run_folder: Path, data_folder: Pa
     assert "figures: 45 images in 3 shard(s)" in result.stderr
     for row in rows:
         assert f"{100 * row['top1']:.2f}" in result.stdout
-    for text in ("epoch_2.pt", "epoch_10.pt", "color x shape", "red disk"):
+    for text in ("accuracy on figures", "epoch_2.pt", "epoch_10.pt", "color x shape (8)", "red disk"):
         assert text in result.stdout
+
+
+def test_two_sets_of_one_name_are_told_apart(
+    cli: Any, checkpoint: Path, data_folder: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(data_folder, tmp_path / "other" / "figures")
+    result = cli(checkpoint, "--data", data_folder, "--data", other, "--label-set", "color", *PLAIN)
+    assert "other/figures/test" in result.stdout
+    assert f"{data_folder.parent.name}/figures/test" in result.stdout
 
 
 def test_json_is_alone_on_stdout(cli: Any, checkpoint: Path, data_folder: Path, tmp_path: Path) -> None:
@@ -112,5 +122,10 @@ def test_names_are_as_short_as_they_can_be() -> None:
         "/a/b/epoch_2.pt": "epoch_2.pt",
     }
     assert short_names(["/x/b/c", "/y/b/c"]) == {"/x/b/c": "x/b/c", "/y/b/c": "y/b/c"}
+    assert short_names(["/r/checkpoints/c", "/s/checkpoints/c"]) == {
+        "/r/checkpoints/c": "r/c",
+        "/s/checkpoints/c": "s/c",
+    }
+    assert short_names(["/r/checkpoints/c", "/r/c"]) == {"/r/checkpoints/c": "checkpoints/c", "/r/c": "r/c"}
     assert short_names([]) == {}
     assert short_names(["/a/b", "/a/b"]) == {"/a/b": "b"}

@@ -1,4 +1,5 @@
 import logging
+import multiprocessing
 import os
 import shutil
 import tarfile
@@ -255,6 +256,7 @@ def test_a_faulty_sample_stops_by_name(
         labels_of(folder, workers=workers)
     assert "0.tar: sample '000004'" in str(caught.value)
     assert "Traceback" not in str(caught.value)
+    assert multiprocessing.active_children() == []
 
 
 def test_a_member_named_twice_is_refused(folder: Path) -> None:

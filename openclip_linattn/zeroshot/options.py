@@ -1,0 +1,49 @@
+"""How an evaluation is to be run."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from openclip_linattn.errors import UserError
+
+PRECISIONS = ("fp32", "amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16")
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """How to evaluate; raises UserError for a bad number or precision.
+
+    model: the model of every checkpoint (default: what its run recorded); label_sets: names to keep
+    (default: all); classnames, templates: files that replace those of the data; workers: processes that
+    decode (default: as many as there are cores, at most 4); precision: one of OpenCLIP's; device: auto,
+    cpu, cuda, ...; save: keep rows beside the checkpoints of a run; again: evaluate also what has a valid
+    row already.
+    """
+
+    model: str | None = None
+    label_sets: Sequence[str] = ()
+    classnames: Path | None = None
+    templates: Path | None = None
+    batch_size: int = 64
+    workers: int | None = None
+    precision: str = "fp32"
+    device: str = "auto"
+    save: bool = True
+    again: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UserError(f"the batch size is {self.batch_size}; it must be at least 1")
+        if self.workers is not None and self.workers < 0:
+            raise UserError(f"the number of workers is {self.workers}; it must be at least 0")
+        if self.precision not in PRECISIONS:
+            raise UserError(f"unknown precision {self.precision!r}; known: {', '.join(PRECISIONS)}")
+
+    @property
+    def worker_count(self) -> int:
+        """The number of worker processes to use."""
+        if self.workers is not None:
+            return self.workers
+        affinity = getattr(os, "sched_getaffinity", None)  # Linux only; a job may own few of the cores
+        return min(4, len(affinity(0)) if affinity else os.cpu_count() or 1)
