@@ -20,7 +20,7 @@ def models_command(
     if not rows:
         typer.echo(f"no model name contains {pattern!r}", err=True)
         raise typer.Exit(1)
-    Console(width=None if Console().is_terminal else 120).print(_table(rows))
+    Console(width=None if Console().is_terminal else 132).print(_table(rows))
 
 
 def model_rows() -> list[dict[str, Any]]:

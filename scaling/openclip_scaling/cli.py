@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,12 +23,13 @@ from openclip_scaling.report import (
     comparison_dict,
     default_metrics,
     json_ready,
+    predictions,
     records,
     slug,
     with_interval,
     write_report,
 )
-from openclip_scaling.runs import Collection, collect, load, save
+from openclip_scaling.runs import Collection, collect, grouped, load, save
 
 app = typer.Typer(
     help="Scaling laws from OpenCLIP runs or any CSV table. FLOP = 2 x MAC; training FLOP = 3 x forward.",
@@ -74,7 +76,7 @@ def collect_command(
         )
     else:
         _stdout().print(_runs_table(collection))
-    _print_notices([str(notice) for notice in collection.notices])
+    _print_notices(grouped(collection.notices))
 
 
 @app.command("fit")
@@ -115,6 +117,35 @@ def compare_command(sources: Sources, settings: Settings, as_json: AsJson = Fals
             f"p = {slopes.p:.4f}; checkpoints of one run make this p too small.",
             soft_wrap=True,
         )
+    _print_notices(analysis.remarks)
+
+
+@app.command("predict")
+@with_settings
+def predict_command(
+    sources: Sources,
+    settings: Settings,
+    at: Annotated[list[float], typer.Option("--at", help="Scale, in the unit of --x; repeatable.")],
+    as_json: AsJson = False,
+) -> None:
+    """Predict the metric at given scales, with intervals; says how far beyond the points a scale lies."""
+    if not all(math.isfinite(scale) and scale > 0 for scale in at):
+        raise UserError("--at needs positive numbers.")
+    analysis = _analyse(_load(sources), settings)
+    rows = predictions(analysis, at)
+    if as_json:
+        _print_json(
+            {"metric": settings.metric, "x": settings.x, "predictions": rows, "notices": analysis.notices}
+        )
+        return
+    table = Table(title=f"{analysis.metric.label} at {analysis.x_label}")
+    for name in (settings.by, "law", "scale", "predicted [95 %]", "decades beyond the points"):
+        table.add_column(name)
+    for row in rows:
+        interval = _bounds(row["interval95"])
+        value = f"{row['predicted']:.4f}{interval}"
+        table.add_row(row["group"], row["law"], f"{row['scale']:.3g}", value, f"{row['decades_beyond']:.2f}")
+    _stdout().print(table)
     _print_notices(analysis.remarks)
 
 

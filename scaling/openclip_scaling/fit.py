@@ -184,9 +184,9 @@ def _descend(law: Law, loss: Loss, start: Array, u: Array, v: Array) -> Array:
 def _polish(law: Law, loss: Loss, theta: Array, u: Array, v: Array) -> Array:
     """Newton steps to the optimum of a Huber loss, where few points are left in its quadratic part.
 
-    Far from the data's scale a small delta makes the loss one of absolute values, whose optimum can be a whole
-    stretch of curves; a trace of least squares (TIE) picks one of them, so that the result is the same in any
-    unit. Parameters held by a bound stay there.
+    With a delta far below the noise the loss is one of absolute values, whose optimum can be a whole stretch of
+    curves; a trace of least squares (TIE) picks one of them, so that the result is the same in any unit.
+    Parameters held by a bound stay there.
     """
     if loss.delta is None:
         return theta

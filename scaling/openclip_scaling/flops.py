@@ -4,6 +4,7 @@ Units: a MAC is one multiply-add; 1 GMAC = 1e9 MAC; FLOP = 2 x MAC. Counted are 
 layers, attention products, patch convolution, projections) of one forward pass of one image-text pair.
 Softmax, norms, biases, activations and other element-wise work are left out, and causal attention is counted
 without a discount, as in OpenCLIP's own profile and in the CLIP scaling literature (Cherti et al. 2022).
+What a blockwise causal form computes twice within a block is left out too.
 """
 
 from __future__ import annotations

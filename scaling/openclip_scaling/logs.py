@@ -17,8 +17,11 @@ from openclip_scaling.errors import UserError
 _NUMBER = r"[-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?)"
 _STAMP = r"\d{4}-\d\d-\d\d,\d\d:\d\d:\d\d"
 # A crash can cut a line, and the resumed run then writes its first line behind it.
-_GLUED = re.compile(rf"(?<=.)(?={_STAMP} \| [A-Z]+ \| )")
-_HEAD = re.compile(rf"^(?P<time>{_STAMP}) \| (?P<level>[A-Z]+) \| (?:[A-Za-z_][\w.]* \| )?(?P<text>.*)$")
+_GLUED = re.compile(rf"(?<=.)(?={_STAMP} \|\s+(?:[\w.-]+ \| )?[A-Z]+ \| )")
+# A host name may stand before the level, and versions 4 write the logger behind it.
+_HEAD = re.compile(
+    rf"^(?P<time>{_STAMP}) \|\s+(?:[\w.-]+ \| )?[A-Z]+ \| (?:[A-Za-z_][\w.]* \| )?(?P<text>.*)$"
+)
 _TRAIN = re.compile(
     r"^Train Epoch: (?P<epoch>\d+) \[\s*(?P<seen>\d+)\s*/\s*(?P<total>\d+)\s*\(\s*[\w.]+%\)\](?P<rest>.*)$"
 )

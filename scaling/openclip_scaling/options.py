@@ -81,7 +81,7 @@ def settings_from(values: dict[str, Any]) -> Settings:
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the shared options; it receives them as one argument called settings."""
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
-    shared = [
+    common = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for name, (annotation, default) in _OPTIONS.items()
     ]
@@ -90,7 +90,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         options = {name: values.pop(name) for name in _OPTIONS}
         command(settings=settings_from(options), **values)
 
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + common
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter, ScalarFormatter
 
-from openclip_scaling.analysis import Analysis, GroupFit
+from openclip_scaling.analysis import UNKNOWN, Analysis, GroupFit
 from openclip_scaling.errors import UserError
 from openclip_scaling.flops import ATTENTION_MACS
 from openclip_scaling.metrics import axis_label, numbers
@@ -167,7 +167,7 @@ def curves_figure(curves: pd.DataFrame, runs: pd.DataFrame, x: str = "samples_se
     """
     if curves.empty:
         raise UserError("No training loss was logged, so there is no curve to draw.")
-    kinds = {str(r): str(a) for r, a in zip(runs["run"], runs["attention"], strict=True)}
+    kinds = dict(zip(runs["run"].astype(str), _kinds(runs), strict=True))
     style = styles(sorted(set(kinds.values())))
     figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained")
     axes = figure.subplots()
@@ -180,6 +180,10 @@ def curves_figure(curves: pd.DataFrame, runs: pd.DataFrame, x: str = "samples_se
         axes.plot([], [], color=color, linewidth=1.4, label=kind)
     _label(axes, x, "train_loss")
     return figure
+
+
+def _kinds(frame: pd.DataFrame) -> list[str]:
+    return [UNKNOWN if pd.isna(value) else str(value) for value in frame["attention"]]
 
 
 def _label(axes: Axes, x: str, y: str) -> None:
@@ -199,7 +203,7 @@ def metric_figure(frame: pd.DataFrame, metric: str, x: str = "samples_seen") -> 
     """A metric of every run's checkpoints over `x`, one line per run, colour and marker by attention."""
     figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained")
     axes = figure.subplots()
-    kinds = [str(value) for value in frame["attention"]]
+    kinds = _kinds(frame)
     style = styles(sorted(set(kinds)))
     for run, part in frame.assign(kind=kinds).groupby("run", sort=True):
         del run

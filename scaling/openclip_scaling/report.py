@@ -19,7 +19,7 @@ from openclip_scaling.fit import Loss
 from openclip_scaling.laws import LAWS
 from openclip_scaling.metrics import metric_columns, metric_named
 from openclip_scaling.plot import curves_figure, metric_figure, save_figure, scaling_figure
-from openclip_scaling.runs import Collection, write_atomically
+from openclip_scaling.runs import Collection, grouped, write_atomically
 from openclip_scaling.uncertainty import LEVEL, MINIMUM_RUNS
 
 _DEFAULT_METRICS = re.compile(r"(^val_loss|^train_loss|top-?1)$")
@@ -62,6 +62,24 @@ def comparison_dict(item: Comparison) -> dict[str, Any]:
         "distinguishable": item.distinguishable,
         "verdict": item.verdict,
     }
+
+
+def predictions(analysis: Analysis, scales: Sequence[float]) -> list[dict[str, Any]]:
+    """The metric that every fit predicts at every scale, JSON-ready; decades_beyond is 0 among the points."""
+    rows = []
+    at = np.asarray(scales, dtype=np.float64)
+    for item in analysis.fits:
+        values, band = item.fit.predict(at), item.boot.band(at)
+        low, high = float(item.fit.points.x.min()), float(item.fit.points.x.max())
+        for index, scale in enumerate(at):
+            beyond = max(0.0, float(np.log10(scale / high)), float(np.log10(low / scale)))
+            interval = None if band is None else (float(band[0][index]), float(band[1][index]))
+            rows.append(
+                {"group": item.group, "law": item.fit.law.name, "scale": float(scale),
+                 "predicted": float(values[index]), "interval95": interval, "decades_beyond": beyond,
+                 "reliable": item.boot.reliable}
+            )  # fmt: skip
+    return rows
 
 
 def default_metrics(collection: Collection) -> list[str]:
@@ -215,7 +233,11 @@ def _notices_section(collection: Collection) -> str:
     if not collection.notices:
         return ""
     return "\n".join(
-        ["## What was repaired, assumed or left out", "", *(f"- {n}" for n in collection.notices)]
+        [
+            "## What was repaired, assumed or left out",
+            "",
+            *(f"- {text}" for text in grouped(collection.notices)),
+        ]
     )
 
 

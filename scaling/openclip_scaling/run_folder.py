@@ -120,6 +120,8 @@ def cost_of(run: Run) -> Cost:
     gmac = positive(gmac.get("total") if isinstance(gmac, Mapping) else gmac)
     counted = None if gmac is not None and manifest.get("attention") else _counted(run)
     if counted is None:
+        if positive(run.params.get("force_patch_dropout")):
+            run.notices.append("patch dropout was forced; its training compute is counted without it")
         return Cost(
             attention=text_or_none(manifest.get("attention")),
             text_attention=text_or_none(manifest.get("text_attention")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -84,6 +85,19 @@ def collect(sources: Sequence[Path]) -> Collection:
     )
 
 
+def grouped(notices: Sequence[Notice]) -> list[str]:
+    """Every notice once, with the runs that it belongs to."""
+    where: dict[str, list[str]] = {}
+    for notice in notices:
+        where.setdefault(notice.text, []).append(notice.run)
+    return [f"{_shortened(names)}: {text}" for text, names in where.items()]
+
+
+def _shortened(names: Sequence[str]) -> str:
+    unique = list(dict.fromkeys(names))
+    return ", ".join(unique[:6]) + (f" and {len(unique) - 6} more" if len(unique) > 6 else "")
+
+
 def _frame(rows: list[dict[str, Any]], first: list[str]) -> pd.DataFrame:
     columns = list(dict.fromkeys([*first, *(key for row in rows for key in row)]))
     return pd.DataFrame(rows, columns=pd.Index(columns))
@@ -99,8 +113,8 @@ def _rows(run: Run) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     reason = divergence(run.trajectory.losses, batch, contrastive)
     if reason:
         run.notices.append(f"diverged, and left out of every fit: {reason}")
-    _note_unfinished(run)
-    shared: dict[str, Any] = {
+    _note_training(run)
+    common: dict[str, Any] = {
         "run": run.name,
         "model": text_or_none(run.manifest.get("model")) or run.params.get("model"),
         "attention": cost.attention,
@@ -113,8 +127,8 @@ def _rows(run: Run) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         "val_batch": whole_number(run.params.get("batch_size")),
         "diverged": reason is not None,
     }
-    checkpoints = [_checkpoint_row(run, shared, cost, epoch) for epoch in _epoch_numbers(run)]
-    return _run_row(run, shared, checkpoints), checkpoints
+    checkpoints = [_checkpoint_row(run, common, cost, epoch) for epoch in _epoch_numbers(run)]
+    return _run_row(run, common, checkpoints), checkpoints
 
 
 def _epoch_numbers(run: Run) -> list[int]:
@@ -128,7 +142,7 @@ def _epoch_numbers(run: Run) -> list[int]:
     return sorted({*known, *run.metrics})
 
 
-def _checkpoint_row(run: Run, shared: dict[str, Any], cost: Cost, epoch: int) -> dict[str, Any]:
+def _checkpoint_row(run: Run, common: dict[str, Any], cost: Cost, epoch: int) -> dict[str, Any]:
     end = run.trajectory.ends.get(epoch)
     samples = end.samples if end else (0 if epoch == 0 else None)
     loss, error = (
@@ -138,9 +152,9 @@ def _checkpoint_row(run: Run, shared: dict[str, Any], cost: Cost, epoch: int) ->
     if samples is not None and cost.train_gmac is not None:
         flop = TRAINING_FACTOR * FLOP_PER_MAC * cost.train_gmac * 1e9 * samples
     return {
-        **shared,
-        "batch": end.batch if end else shared["batch"],
-        "val_batch": end.val_batch if end else shared["val_batch"],
+        **common,
+        "batch": end.batch if end else common["batch"],
+        "val_batch": end.val_batch if end else common["val_batch"],
         "epoch": epoch,
         "step": end.steps if end else (0 if epoch == 0 else None),
         "samples_seen": samples,
@@ -165,7 +179,7 @@ def _unique_bound(run: Run, samples: int | None) -> int | None:
     return samples if bound is None else min(samples, bound)
 
 
-def _note_unfinished(run: Run) -> None:
+def _note_training(run: Run) -> None:
     status = text_or_none(run.manifest.get("status"))
     planned = whole_number(run.params.get("epochs"))
     finished = max(run.trajectory.ends, default=0)
@@ -173,6 +187,10 @@ def _note_unfinished(run: Run) -> None:
         run.notices.append(f"run.json says that it is {status}")
     elif planned and run.trajectory.curve and finished < planned:
         run.notices.append(f"it finished {finished} of {planned} planned epochs")
+    if "True" in (run.params.get("lock_image"), run.params.get("lock_text")):
+        run.notices.append(
+            "a tower is locked, so its training compute is below the 3 x forward that is counted"
+        )
     broken = sum(not math.isfinite(loss) for loss in run.trajectory.losses)
     if broken:
         run.notices.append(
@@ -180,7 +198,7 @@ def _note_unfinished(run: Run) -> None:
         )
 
 
-def _run_row(run: Run, shared: dict[str, Any], checkpoints: list[dict[str, Any]]) -> dict[str, Any]:
+def _run_row(run: Run, common: dict[str, Any], checkpoints: list[dict[str, Any]]) -> dict[str, Any]:
     last = checkpoints[-1] if checkpoints else {}
     keys = (
         "epoch",
@@ -193,7 +211,7 @@ def _run_row(run: Run, shared: dict[str, Any], checkpoints: list[dict[str, Any]]
         "val_loss",
     )
     return {
-        **shared,
+        **common,
         **{key: last.get(key) for key in keys},
         "world_size": whole_number(run.manifest.get("world_size"))
         or whole_number(run.params.get("world_size")),
@@ -245,7 +263,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise UserError(f"Cannot write {path}: {error.strerror}.") from error
 
 

@@ -40,6 +40,11 @@ def count(module: torch.nn.Module) -> int:
         "import open_clip",
         "from open_clip_train import main; import open_clip",
         "import clip_benchmark.cli; import open_clip",
+        "import openclip_linattn.attention, open_clip",
+        "import openclip_linattn.towers, open_clip",
+        "import openclip_linattn.registration, open_clip",
+        "import openclip_linattn.train, open_clip",
+        "import openclip_linattn.zeroshot.evaluate, open_clip",
     ],
 )
 def test_a_fresh_process_finds_the_models(imports):
@@ -47,6 +52,7 @@ def test_a_fresh_process_finds_the_models(imports):
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True
     )
+    assert "Warning" not in result.stderr
     mine = sorted(name for name in models() if name.startswith(("ViT-T", "ViT-B-16-normlinear")))
     assert result.stdout.strip().splitlines()[-1] == str(mine)
 

@@ -171,7 +171,7 @@ def write_run(tmp_path: Path) -> WriteRun:
     return write
 
 
-def shared_folder(part: str) -> Path:
+def reference_folder(part: str) -> Path:
     """A folder of reference material; skips the test where OPENCLIP_LINATTN_SHARED does not lead to it."""
     root = os.environ.get("OPENCLIP_LINATTN_SHARED")
     folder = Path(root) / part if root else None
@@ -182,7 +182,7 @@ def shared_folder(part: str) -> Path:
 
 @pytest.fixture(scope="session")
 def scaling_data() -> Path:
-    return shared_folder("scaling_data")
+    return reference_folder("scaling_data")
 
 
 @pytest.fixture(scope="session")
@@ -192,7 +192,7 @@ def expected(scaling_data: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def real_logs() -> Path:
-    return shared_folder("logs")
+    return reference_folder("logs")
 
 
 @pytest.fixture

@@ -119,6 +119,13 @@ def test_a_line_cut_by_a_crash_and_continued_by_the_resumed_process(log_writer: 
     assert len(log.notices) == 1
 
 
+@pytest.mark.parametrize("host", ["", " node-3.cluster | "])
+def test_a_host_name_before_the_level(log_writer: Any, host: str) -> None:
+    log_writer.train(0, 8, 24, 2.0)
+    text = log_writer.text.replace(" | INFO", f" | {host}INFO")
+    assert [r.loss for r in parse_log(text).segments[0].train] == [2.0]
+
+
 def test_end_of_epoch_means_of_version_4(fake: Any) -> None:
     writer = fake.LogWriter("4")
     writer.line("End epoch 3 | Avg Contrastive_loss: 1.4442  Avg Loss: 1.5", "open_clip_train.train")

@@ -321,6 +321,14 @@ def test_a_faulty_image_stops_the_evaluation(checkpoint: Path, tmp_path: Path, m
         evaluate([checkpoint], [make.set(tmp_path / "faulty", content)], PLAIN)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "pure_bf16"])
+def test_image_features_are_float32_of_norm_one(checkpoint: Path, precision: str) -> None:
+    model = load_model(find_checkpoints([checkpoint])[0], device=torch.device("cpu"), precision=precision)
+    features = score_module.image_features(model, torch.rand(3, 3, 32, 32))
+    assert features.dtype == torch.float32
+    assert torch.allclose(features.norm(dim=1), torch.ones(3), atol=1e-6)
+
+
 @pytest.mark.parametrize("precision", ["amp", "amp_bf16", "bf16", "pure_bf16", "fp16"])
 def test_other_precisions_run(checkpoint: Path, data_folder: Path, precision: str) -> None:
     (row,) = evaluate([checkpoint], [data_folder], options(precision=precision, label_sets=["color x shape"]))
