@@ -163,6 +163,21 @@ def test_ratio_at_the_largest_common_scale() -> None:
     assert found.ratio_interval[0] < 1.1 < found.ratio_interval[1]
 
 
+def test_the_interval_of_a_difference_holds_the_spread_of_both_groups() -> None:
+    """Wider than either group's own interval, narrower than both together, and around the paired draws."""
+    first, second = boot(ladder(-0.1, 8, 1, noise=0.1), seed=1), boot(ladder(-0.1, 8, 2, noise=0.1), seed=2)
+    (found,) = compare_groups({"a": first, "b": second})
+    assert found.interval is not None
+    assert found.interval[0] <= found.difference <= found.interval[1]
+    differences = first.values("a")[:, None] - second.values("a")[None, :]
+    low, high = np.quantile(differences, [0.05, 0.95])
+    assert found.interval[0] < low < high < found.interval[1]
+    widths = [boot.intervals["a"].high - boot.intervals["a"].low for boot in (first, second)]
+    width = found.interval[1] - found.interval[0]
+    assert max(widths) < width * 1.05
+    assert width < 1.2 * sum(widths)
+
+
 def test_laws_are_not_mixed() -> None:
     points = ladder(-0.1, 6)
     with pytest.raises(UserError, match="one law"):

@@ -118,6 +118,15 @@ def test_every_kind_counts_and_only_its_own_parameters_are_added() -> None:
         assert cost.image_parameters - base.image_parameters == extra
 
 
+@pytest.mark.parametrize(
+    ("kind", "macs"),
+    [("softmax", 2 * 197**2 * 384), ("infsa", 2 * 197**2 * 384), ("linear", 2 * 197 * 384 * 64),
+     ("linearelu", 2 * 197 * 384 * 64), ("normlinear", 2 * 197 * 384 * 64), ("lininfsa", 3 * 197 * 384)],
+)  # fmt: skip
+def test_products_of_one_layer(kind: str, macs: int) -> None:
+    assert attention_macs(kind, 197, 384, 6) == macs
+
+
 def test_neumann_products_match_a_count_of_its_matrix_products() -> None:
     tokens, heads, d = 197, 6, 64
     shapes = [(d + 1, tokens, d + 1)] * 3 + [(d + 1, tokens, d), (tokens, d + 1, d), (d + 1, d + 1, d)]
