@@ -35,11 +35,11 @@ class Scale:
     epochs: int
     batch_size: int
     warmup_steps: int
-    learning_rate: float = 3e-3
+    learning_rate: float = 1e-3
     bootstrap_draws: int = 500
 
 
-FULL = Scale(20_000, 1_024, 4, 1_000, epoch_samples=8_192, epochs=6, batch_size=128, warmup_steps=40)
+FULL = Scale(20_000, 1_024, 4, 1_000, epoch_samples=8_192, epochs=8, batch_size=128, warmup_steps=60)
 TINY = Scale(256, 64, 1, 64, epoch_samples=128, epochs=3, batch_size=32, warmup_steps=2, bootstrap_draws=50)
 
 

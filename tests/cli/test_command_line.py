@@ -5,9 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
+
 from openclip_linattn.cli import app, doctor, main
 from openclip_linattn.registration import models
-from typer.testing import CliRunner
 
 RUNNER = CliRunner()
 
@@ -68,7 +69,9 @@ def test_train_hands_help_to_openclip():
 
 
 def test_wrong_input_is_one_sentence_and_status_2(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["openclip-linattn", "quickstart", "--tiny", "--size", "ViT-X", "--out", str(tmp_path)])
+    monkeypatch.setattr(
+        sys, "argv", ["openclip-linattn", "quickstart", "--tiny", "--size", "ViT-X", "--out", str(tmp_path)]
+    )
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 2

@@ -1,16 +1,18 @@
 """The quickstart at its smoke size: everything for real, and a second call repeats nothing."""
 
 import json
-import os
 import time
 from pathlib import Path
 
 import pytest
+
 from openclip_linattn.errors import UserError
 from openclip_linattn.ladder import Recipe, Run, train_ladder
 from openclip_linattn.quickstart import TINY, quickstart
 
-RECIPE = Recipe("a.tar", "b.tar", 8, epoch_samples=64, epochs=2, batch_size=8, learning_rate=1e-3, warmup_steps=1)
+RECIPE = Recipe(
+    "a.tar", "b.tar", 8, epoch_samples=64, epochs=2, batch_size=8, learning_rate=1e-3, warmup_steps=1
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,9 @@ def test_runs_are_finished_and_evaluated(finished):
         facts = json.loads((folder / "run.json").read_text())
         assert (facts["status"], facts["attention"]) == ("finished", attention)
         assert facts["seen"] == {"epochs": 3, "steps": 12, "samples": 384}
-        rows = [json.loads(line) for line in (folder / "checkpoints" / "zeroshot.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line) for line in (folder / "checkpoints" / "zeroshot.jsonl").read_text().splitlines()
+        ]
         assert {row["epoch"] for row in rows} == {1, 2, 3}
         assert {(row["dataset"], row["n"]) for row in rows} == {("shapes", 64), ("digits", 360)}
         assert [path.name for path in (folder / "checkpoints").glob("*.pt")] == ["epoch_3.pt"]
@@ -137,4 +141,4 @@ def test_an_interrupt_ends_the_children(tmp_path, monkeypatch):
     assert time.monotonic() - started < 10
     with pytest.raises(RuntimeError, match="interrupted"):
         children.start(["sleep", "60"], tmp_path / "log")
-    assert os.listdir(tmp_path) == ["log"]
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
