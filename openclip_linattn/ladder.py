@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.manifest import read_manifest
@@ -129,8 +129,8 @@ def train_ladder(
         _check_settings(run)
     children = _Children()
     with _progress(console) as progress, ThreadPoolExecutor(max_workers=jobs) as pool:
-        bars = {run: progress.add_task(run.model, total=run.samples, start=False) for run in runs}
-        futures = [pool.submit(_train_one, run, after, progress, bars[run], children) for run in runs]
+        board = _Board(progress, runs)
+        futures = [pool.submit(_train_one, run, after, board, children) for run in runs]
         try:
             outcomes = [future.result() for future in futures]
         except BaseException:
@@ -176,10 +176,30 @@ class _Children:
                 child.terminate()
 
 
-def _train_one(
-    run: Run, after: Callable[[Run], None] | None, progress: Progress, bar: TaskID, children: _Children
-) -> Outcome:
-    progress.start_task(bar)
+class _Board:
+    """The progress display: a bar for all runs together and one for each, and a line when a run is done."""
+
+    def __init__(self, progress: Progress, runs: Sequence[Run]) -> None:
+        self._progress = progress
+        self._done = dict.fromkeys(runs, 0)
+        self._all = progress.add_task("all runs", total=sum(run.samples for run in runs))
+        self._bars = {run: progress.add_task(run.model, total=run.samples, start=False) for run in runs}
+
+    def start(self, run: Run) -> None:
+        self._progress.start_task(self._bars[run])
+
+    def update(self, run: Run, samples: int) -> None:
+        self._done[run] = samples
+        self._progress.update(self._bars[run], completed=samples)
+        self._progress.update(self._all, completed=sum(self._done.values()))
+
+    def end(self, run: Run, status: str) -> None:
+        self.update(run, run.samples)
+        self._progress.console.print(f"{run.model}: {status}")
+
+
+def _train_one(run: Run, after: Callable[[Run], None] | None, board: _Board, children: _Children) -> Outcome:
+    board.start(run)
     status = _prepare(run)
     if status != "already done":
         console_log = run.logs / f"{run.model}.console.txt"
@@ -189,7 +209,7 @@ def _train_one(
         child = children.start(command, console_log)
         try:
             while child.poll() is None:
-                progress.update(bar, completed=run.samples_seen())
+                board.update(run, run.samples_seen())
                 time.sleep(POLL_SECONDS)
         finally:
             children.ended(child)
@@ -197,9 +217,9 @@ def _train_one(
             return Outcome(
                 run, "failed", f"exit status {child.returncode}; {_last_line(console_log)} ({console_log})"
             )
-    progress.update(bar, completed=run.samples)
     if after is not None:
         after(run)
+    board.end(run, status)
     return Outcome(run, status)
 
 

@@ -183,8 +183,11 @@ def _check_names(names: Sequence[str]) -> None:
 
 def _evaluate(run: Run, sets: Sets, keep_checkpoints: bool) -> None:
     """Zero-shot accuracies of every epoch; with them written down, the earlier checkpoints have done their work."""
+    import torch
+
     from openclip_linattn.zeroshot.evaluate import EvaluationOptions, evaluate
 
+    torch.set_num_threads(1)  # the other cores train
     folder = run.folder / "checkpoints"
     checkpoints = sorted(folder.glob("epoch_*.pt"), key=lambda path: int(path.stem.removeprefix("epoch_")))
     options = EvaluationOptions(batch_size=128, workers=0, device="cpu")

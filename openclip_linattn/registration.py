@@ -9,6 +9,7 @@ So everything that OpenCLIP does with its native towers (positional-embedding re
 compiling, resuming) works unchanged, and a process without the plugin fails with "unknown model".
 """
 
+import difflib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,21 @@ def models() -> dict[str, ModelConfig]:
     """Name -> config of every model that is registered, in the order of registration."""
     register()
     return dict(_models)
+
+
+def model_name(name: str) -> str:
+    """The name as OpenCLIP lists it; raises UserError with the closest names for an unknown one.
+
+    OpenCLIP itself would give an unknown name the default tokenizer, without a word.
+    """
+    register()
+    known = open_clip.list_models()
+    plain = name.replace("/", "-")  # OpenCLIP's factory takes ViT-B/16 for ViT-B-16
+    if plain in known:
+        return plain
+    close = difflib.get_close_matches(plain, known, n=4, cutoff=0.5)
+    hint = f"; the closest are {', '.join(close)}" if close else ""
+    raise UserError(f"unknown model {name!r}{hint} (`openclip-linattn models` lists ours)")
 
 
 def register() -> None:

@@ -8,7 +8,6 @@ later ends with a sentence now; and the run leaves run.json beside OpenCLIP's ow
 """
 
 import argparse
-import difflib
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +22,7 @@ from openclip_linattn.data.preflight import PreflightResult, preflight
 from openclip_linattn.data.sources import as_pattern
 from openclip_linattn.errors import UserError
 from openclip_linattn.manifest import Manifest, Plan, machine_facts, model_facts
-from openclip_linattn.registration import models
+from openclip_linattn.registration import model_name, models
 
 # What OpenCLIP cannot do with our models, and why.
 REFUSED = {
@@ -78,7 +77,10 @@ def check_command(args: argparse.Namespace, *, master: bool = True) -> None:
 
     Only the master process looks at the run's folder: the others may come when it has already begun the run.
     """
-    check_model_name(args.model)
+    if not args.model.startswith(
+        ("hf-hub:", "local-dir:")
+    ):  # these bring a config and a tokenizer of their own
+        model_name(args.model)
     if args.model in models():
         for flag, reason in REFUSED.items():
             if getattr(args, flag, False):
@@ -88,17 +90,6 @@ def check_command(args: argparse.Namespace, *, master: bool = True) -> None:
         raise UserError(
             f"the run {args.name!r} exists already ({log}); choose another --name, or continue it with --resume latest"
         )
-
-
-def check_model_name(name: str) -> None:
-    """Raises UserError with the closest names where OpenCLIP knows no such model (its tokenizer would not fail)."""
-    models()
-    known = open_clip.list_models()
-    if name in known or name.startswith(("hf-hub:", "local-dir:")):
-        return
-    close = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
-    hint = f"did you mean {', '.join(close)}?" if close else "see `openclip-linattn models`"
-    raise UserError(f"there is no model {name!r}; {hint}")
 
 
 def default_name(args: argparse.Namespace) -> str:

@@ -1,6 +1,5 @@
 """Builds the model of a checkpoint through OpenCLIP's own factory and loader."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from openclip_linattn.errors import UserError
+from openclip_linattn.registration import model_name
 from openclip_linattn.zeroshot.checkpoints import Checkpoint, CheckpointError
 from openclip_linattn.zeroshot.reading import Transform
 
@@ -42,13 +42,10 @@ def check_model_name(name: str) -> str:
         raise CheckpointError(
             f"{name!r} names weights of its own, beside the checkpoint; give the model's plain name"
         )
-    known = open_clip.list_models()
-    plain = name.replace("/", "-")  # OpenCLIP's factory takes ViT-B/16 for ViT-B-16
-    if plain in known:
-        return plain
-    close = difflib.get_close_matches(plain, known, n=4, cutoff=0.4)
-    hint = f"; the closest are {', '.join(close)}" if close else ""
-    raise CheckpointError(f"unknown model {name!r}{hint} ('openclip-linattn models' lists ours)")
+    try:
+        return model_name(name)
+    except UserError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def load_model(checkpoint: Checkpoint, *, device: torch.device, precision: str) -> LoadedModel:
