@@ -83,9 +83,9 @@ class OperatorAttention(Attention):  # type: ignore[misc]  # open_clip ships no 
         return torch.full((self.num_heads,), FACTORS[name][1], device="cpu")
 
     def factor(self, name: str) -> Tensor:
-        """The (H,) values of a factor, in fp32 whatever the module's dtype: near 1 a lower precision rounds to 1."""
+        """The (H,) values of a factor, in fp32 at least: near 1 a lower precision rounds to 1."""
         logit: Tensor = getattr(self, f"{name}_logit")
-        return FACTORS[name][0] * torch.sigmoid(logit.float())
+        return FACTORS[name][0] * torch.sigmoid(logit if logit.dtype == torch.float64 else logit.float())
 
     def extra_repr(self) -> str:
         """What the printed model shows; `openclip-scaling` reads it from OpenCLIP's out.log."""
@@ -115,9 +115,9 @@ class OperatorAttention(Attention):  # type: ignore[misc]  # open_clip ships no 
         """
         if (k_x is not None and k_x is not x) or (v_x is not None and v_x is not x):
             raise UserError(f"{self.kind} attention is self-attention: k_x and v_x must be x itself")
-        if attn_mask is not None and not self._mask_checked:
-            self._check_causal(attn_mask)
         B, N, C = x.shape
+        if attn_mask is not None:
+            self._check_causal(attn_mask, N)
         packed = F.linear(x, self.in_proj_weight, self.in_proj_bias)
         q, k, v = packed.view(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
         factors = {name: self.factor(name) for name in self.factors}
@@ -125,14 +125,13 @@ class OperatorAttention(Attention):  # type: ignore[misc]  # open_clip ships no 
         o = self.out_proj(o.transpose(1, 2).reshape(B, N, C))
         return o if need_weights is None else (o, None)
 
-    def _check_causal(self, attn_mask: Tensor) -> None:
+    def _check_causal(self, attn_mask: Tensor, N: int) -> None:
         """OpenCLIP's text towers have one fixed mask; its values are looked at once, and never while compiling."""
-        N = attn_mask.shape[-1]
-        if attn_mask.dim() != 2 or attn_mask.shape[0] != N:
+        if tuple(attn_mask.shape) != (N, N):
             raise UserError(
                 f"{self.kind} attention takes no mask but the causal (N, N) one, got {tuple(attn_mask.shape)}"
             )
-        if torch.compiler.is_compiling():
+        if self._mask_checked or torch.compiler.is_compiling():
             return
         hidden = attn_mask if attn_mask.dtype == torch.bool else attn_mask < -1e4
         if not torch.equal(hidden, torch.ones_like(hidden).triu(1)):

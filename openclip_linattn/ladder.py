@@ -1,15 +1,18 @@
 """A ladder of training runs, attention x size, side by side and resumable, through the training entrypoint."""
 
+import fcntl
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +25,8 @@ from openclip_linattn.manifest import read_manifest
 POLL_SECONDS = 0.5
 TAIL_BYTES = 4096
 _PROGRESS = re.compile(r"Train Epoch: (\d+) \[\s*(\d+)/(\d+)")
+_TORCH_LOG = re.compile(r"[IWEV]\d{4} \d\d:\d\d:")  # statistics that PyTorch prints at its exit
+_REASON = re.compile(r"error: |[\w.]*(Error|Exception|Interrupt|Exit)\b")
 
 
 @dataclass(frozen=True)
@@ -121,23 +126,14 @@ def train_ladder(
     """Trains all runs, `jobs` side by side with one thread each, and calls `after(run)` when one is done.
 
     Finished runs are left alone, interrupted ones go on from their last checkpoint. Shows one bar per run on a
-    terminal. Raises UserError where a run's folder holds other settings, and, once the others are done, where a run
-    failed.
+    terminal. Ended by an interrupt or SIGTERM, it ends its runs too. Raises UserError where a run's folder holds other
+    settings or is in use, and, once the others are done, where a run failed.
     """
     console = console or Console(stderr=True)
     for run in runs:
         _check_settings(run)
-    children = _Children()
-    with _progress(console) as progress, ThreadPoolExecutor(max_workers=jobs) as pool:
-        board = _Board(progress, runs)
-        futures = [pool.submit(_train_one, run, after, board, children) for run in runs]
-        try:
-            outcomes = [future.result() for future in futures]
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            children.terminate()
-            raise
+    with _locks(runs) as locks, _terminated_as_interrupted():
+        outcomes = _train_all(runs, jobs, after, _Children(locks), console)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     if failed:
         raise UserError(
@@ -146,10 +142,72 @@ def train_ladder(
     return outcomes
 
 
+def _train_all(
+    runs: Sequence[Run],
+    jobs: int,
+    after: Callable[[Run], None] | None,
+    children: "_Children",
+    console: Console,
+) -> list[Outcome]:
+    with _progress(console) as progress, ThreadPoolExecutor(max_workers=jobs) as pool:
+        board = _Board(progress, runs)
+        futures = [pool.submit(_train_one, run, after, board, children) for run in runs]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            children.terminate()
+            raise
+
+
+@contextmanager
+def _locks(runs: Sequence[Run]) -> Iterator[list[int]]:
+    """Locks the runs' log folders for this ladder and its children; yields the locks' file descriptors.
+
+    A child inherits them, so that a folder is in use as long as one that outlived its ladder trains on in it.
+    """
+    files = []
+    try:
+        for logs in sorted({run.logs for run in runs}):
+            logs.mkdir(parents=True, exist_ok=True)
+            files.append((logs / ".lock").open("a"))
+            try:
+                fcntl.flock(files[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(
+                    f"another ladder trains in {logs}, or a run that it left behind; wait for it, or end it"
+                ) from error
+            except OSError:
+                pass  # a file system without locks
+        yield [file.fileno() for file in files]
+    finally:
+        for file in files:
+            file.close()
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, as from SLURM or `timeout`, ends the ladder as Ctrl-C does: with its children."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only there can handlers be set
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class _Children:
     """The training processes under way, ended together when the ladder is interrupted."""
 
-    def __init__(self) -> None:
+    def __init__(self, inherited: Sequence[int] = ()) -> None:
+        self._inherited = inherited
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
         self._closed = False
@@ -160,7 +218,11 @@ class _Children:
             if self._closed:
                 raise RuntimeError("the ladder was interrupted")
             child = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **threads}
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **threads},
+                pass_fds=self._inherited,
             )
             self._running.add(child)
         return child
@@ -194,7 +256,9 @@ class _Board:
         self._progress.update(self._all, completed=sum(self._done.values()))
 
     def end(self, run: Run, status: str) -> None:
-        self.update(run, run.samples)
+        if status != "failed":
+            self.update(run, run.samples)
+        self._progress.stop_task(self._bars[run])
         self._progress.console.print(f"{run.model}: {status}")
 
 
@@ -214,17 +278,22 @@ def _train_one(run: Run, after: Callable[[Run], None] | None, board: _Board, chi
         finally:
             children.ended(child)
         if child.returncode != 0:
+            board.end(run, "failed")
             return Outcome(
                 run, "failed", f"exit status {child.returncode}; {_last_line(console_log)} ({console_log})"
             )
     if after is not None:
-        after(run)
+        try:
+            after(run)
+        except UserError as error:
+            board.end(run, "failed")
+            return Outcome(run, "failed", str(error))
     board.end(run, status)
     return Outcome(run, status)
 
 
 def _prepare(run: Run) -> str:
-    """Decides how a run starts, and clears a folder from which OpenCLIP can neither start nor resume."""
+    """Decides how a run starts, and clears a folder of ours from which OpenCLIP can neither start nor resume."""
     if not run.folder.exists():
         return "trained"
     if read_manifest(run.folder).get("status") == "finished":
@@ -238,8 +307,8 @@ def _prepare(run: Run) -> str:
 def _check_settings(run: Run) -> None:
     command = read_manifest(run.folder).get("command")
     if command is None:
-        if run.folder.exists() and not (run.folder / "out.log").exists() and any(run.folder.iterdir()):
-            raise UserError(f"{run.folder} exists and is no training run; choose another folder")
+        if run.folder.exists() and any(run.folder.iterdir()):
+            raise UserError(f"{run.folder} exists and is no training run of ours; choose another folder")
         return
     recorded = shlex.split(command)[3:]
     if "--resume" in recorded:
@@ -252,8 +321,11 @@ def _check_settings(run: Run) -> None:
 
 
 def _last_line(path: Path) -> str:
-    lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "no output"
+    """The last line that names an error, else the last one that is not PyTorch's own statistics."""
+    lines = [line.rstrip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in lines if not _TORCH_LOG.match(line)]
+    reasons = [line for line in lines if _REASON.match(line)]
+    return (reasons or lines or ["no output"])[-1]
 
 
 def _progress(console: Console) -> Progress:

@@ -19,7 +19,8 @@ PACKAGES = ("openclip-linattn", "open_clip_torch", "torch", "timm", "webdataset"
 class Plan:
     """Samples and steps that a training command asks for, with OpenCLIP's rounding.
 
-    Every epoch is rounded up to whole batches per data-loader worker; with accumulation the tail is dropped.
+    Shards: every epoch is rounded up to whole batches per data-loader worker. Other data (`drop_last`): rounded down to
+    whole batches of each process's share. With accumulation the tail is dropped.
     """
 
     samples_per_epoch: int
@@ -28,6 +29,7 @@ class Plan:
     workers: int
     accum_freq: int
     epochs: int
+    drop_last: bool = False
 
     @property
     def global_batch(self) -> int:
@@ -37,6 +39,9 @@ class Plan:
     @property
     def steps_per_epoch(self) -> int:
         """Optimiser steps of one epoch."""
+        if self.drop_last:
+            share = -(-self.samples_per_epoch // self.world_size)
+            return share // self.batch_size // self.accum_freq
         workers = max(1, self.workers)
         batches = -(-self.samples_per_epoch // (self.batch_size * self.world_size))
         return -(-batches // workers) * workers // self.accum_freq
@@ -53,17 +58,24 @@ class Manifest:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.content: dict[str, Any] = {"segments": [], **read_manifest(path.parent)}
+        self._open: dict[str, Any] | None = None
 
-    def start(self, plan: Plan | None, *, start_epoch: int, **facts: Any) -> None:
-        """Opens a segment: one process group's life, from start or resume to its end."""
+    def start(self, plan: Plan | None, *, start_epoch: int, held: int | None = None, **facts: Any) -> None:
+        """Opens a segment: one process group's life, from start or resume to its end.
+
+        `held` is the number of samples that the training set holds, where it is known.
+        """
         self.content.update(facts)
         self.content["status"] = "running"
         segment: dict[str, Any] = {"start": _now(), "start_epoch": start_epoch, "end": None}
+        self._open = segment
+        self.content["segments"].append(segment)
         if plan is not None:
             segment["planned"] = plan.totals(max(0, plan.epochs - start_epoch))
             self.content["batch_size"] = plan.global_batch
-            self.content["planned"] = _plus(self._before(start_epoch), segment["planned"])
-        self.content["segments"].append(segment)
+            self.content["planned"] = _plus(self.seen_before(start_epoch), segment["planned"])
+            segment["dataset"] = {"pattern": facts.get("dataset", {}).get("pattern"), "samples": held}
+            self.content["unique_samples_bound"] = self._unique_bound()
         self.write()
 
     def finish(self, status: str, plan: Plan | None, *, epochs_done: int) -> None:
@@ -74,19 +86,51 @@ class Manifest:
         if plan is not None:
             start_epoch = segment["start_epoch"]
             segment["seen"] = plan.totals(max(0, epochs_done - start_epoch))
-            self.content["seen"] = _plus(self._before(start_epoch), segment["seen"])
+            self.content["seen"] = _plus(self.seen_before(start_epoch), segment["seen"])
         self.write()
 
-    def _before(self, start_epoch: int) -> dict[str, int]:
-        """What earlier segments saw up to `start_epoch`, where this one takes over."""
-        total = {"epochs": 0, "steps": 0, "samples": 0}
-        closed = self.content["segments"]
-        for segment in closed[:-1] if closed and closed[-1]["end"] is None else closed:
+    def changes(self, plan: Plan, *, start_epoch: int) -> list[str]:
+        """What a resumed run asks for otherwise than before, in sentences."""
+        planned = [each for each in self.content["segments"] if each.get("planned", {}).get("epochs")]
+        if not planned:
+            return []
+        before, sentences = planned[-1], []
+        steps = before["planned"]["steps"] // before["planned"]["epochs"]
+        size = before["planned"]["samples"] // max(1, before["planned"]["steps"])
+        if (steps, size) != (plan.steps_per_epoch, plan.global_batch):
+            sentences.append(
+                f"an epoch had {steps:,} steps of {size:,} samples before and has {plan.steps_per_epoch:,} steps of "
+                f"{plan.global_batch:,} from epoch {start_epoch} on; OpenCLIP counts the learning-rate schedule as if "
+                "all epochs had the new length, and run.json counts the real samples"
+            )
+        epochs = before["start_epoch"] + before["planned"]["epochs"]
+        if epochs != plan.epochs:
+            sentences.append(
+                f"the run was planned for {epochs} epochs and now for {plan.epochs}; the learning-rate schedule changes"
+            )
+        return sentences
+
+    def _unique_bound(self) -> int:
+        """No more distinct samples than all its sets hold can a run see, nor more than it draws."""
+        drawn = int(self.content["planned"]["samples"])
+        sets = [each["dataset"] for each in self.content["segments"] if "dataset" in each]
+        if any(each["samples"] is None for each in sets):
+            return drawn
+        held: dict[Any, int] = {each["pattern"]: each["samples"] for each in sets}
+        return min(drawn, sum(held.values()) + int(self.content.get("earlier", {}).get("samples", 0)))
+
+    def seen_before(self, start_epoch: int) -> dict[str, int]:
+        """Epochs, steps and samples that earlier segments saw up to `start_epoch`, where the next one takes over."""
+        earlier = self.content.get("earlier", {})
+        total = {key: int(earlier.get(key, 0)) for key in ("epochs", "steps", "samples")}
+        until = start_epoch
+        # Backwards: a resumed run repeats no epoch, so of a segment only the epochs before the next start count.
+        for segment in reversed(self.content["segments"]):
             seen = segment.get("seen") or segment.get("planned")
-            # A resumed run repeats no epoch, so of an interrupted segment only the epochs before the next start count.
-            if seen and seen["epochs"]:
-                epochs = min(seen["epochs"], max(0, start_epoch - segment["start_epoch"]))
+            if segment is not self._open and seen and seen["epochs"]:
+                epochs = min(seen["epochs"], max(0, until - segment["start_epoch"]))
                 total = _plus(total, {key: seen[key] * epochs // seen["epochs"] for key in total})
+            until = min(until, segment["start_epoch"])
         return total
 
     def write(self) -> None:

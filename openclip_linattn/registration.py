@@ -24,7 +24,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from openclip_linattn.configs import ModelConfig, config_folders, read_configs
 from openclip_linattn.errors import UserError
-from openclip_linattn.towers import build_image_tower, swap_attention
+from openclip_linattn.towers import build_image_tower, expect_kind, swap_attention
 from openclip_scaling.flops import TowerName
 
 _lock = threading.RLock()
@@ -89,21 +89,23 @@ def add_model_configs(path: str | Path) -> list[str]:
 
 
 def _add(configs: list[ModelConfig]) -> list[str]:
-    new = [config for config in configs if not _is_known(config)]
-    for config in new:
+    new: dict[str, ModelConfig] = {}
+    for config in configs:
+        if not _is_known(config, new):
+            new[config.name] = config
+    for config in new.values():
         timm_name = config.content["vision_cfg"]["timm_model_name"]
         if not timm.is_model(timm_name):
             timm.models.register_model(_entrypoint(timm_name, config.tower))
-    for config in new:
-        _models[config.name] = config
-    for location in _locations(new):
+    _models.update(new)
+    for location in _locations(list(new.values())):
         open_clip.add_model_config(location)
     return [config.name for config in configs]
 
 
-def _is_known(config: ModelConfig) -> bool:
-    """True for a model that is registered from the same content; raises for a name that means something else."""
-    known = _models.get(config.name)
+def _is_known(config: ModelConfig, coming: dict[str, ModelConfig]) -> bool:
+    """True for a model that is registered, or about to be, from the same content; raises for a name of another."""
+    known = _models.get(config.name) or coming.get(config.name)
     if known is not None and known.content == config.content:
         return True
     if known is not None or config.name in open_clip.list_models():
@@ -153,16 +155,29 @@ def _replace_towers(module: nn.Module, name: str, submodule: nn.Module | None) -
         placeholder = submodule._modules.get("trunk")
         if isinstance(placeholder, TowerPlaceholder):
             module.__dict__["linattn_tower"] = placeholder.tower
+            loaded: dict[str, bool] = {}
+            module.__dict__["linattn_loaded"] = loaded
             visual: nn.Module = build_image_tower(
                 placeholder.tower,
                 image_size=submodule.image_size,
                 output_dim=placeholder.output_dim,
                 patch_dropout=placeholder.patch_dropout,
+                loaded=loaded,
             )
             return visual
     elif name in ("transformer", "text") and isinstance(submodule, (Transformer, TextTransformer)):
         tower = module.__dict__.get("linattn_tower")
-        if isinstance(tower, TowerName) and tower.text_train_tokens:
+        if isinstance(tower, TowerName):
             transformer = submodule.transformer if isinstance(submodule, TextTransformer) else submodule
-            swap_attention(transformer, tower.kind, train_tokens=tower.text_train_tokens, part="text")
+            noted = module.__dict__["linattn_loaded"]
+            if tower.text_train_tokens:
+                swap_attention(
+                    transformer,
+                    tower.kind,
+                    train_tokens=tower.text_train_tokens,
+                    part="text",
+                    loaded=noted,
+                )
+            else:
+                expect_kind(transformer, "softmax", part="text", loaded=noted)
     return None

@@ -9,17 +9,24 @@ from open_clip.transformer import ResidualAttentionBlock, Transformer, VisionTra
 from torch import Tensor, nn
 
 from openclip_linattn.attention import OperatorAttention
+from openclip_linattn.errors import AttentionMismatch
 from openclip_scaling.flops import TowerName
 
 KIND_BUFFER = "attention_kind"
 
 
 def build_image_tower(
-    tower: TowerName, *, image_size: int | tuple[int, int], output_dim: int, patch_dropout: float = 0.0
+    tower: TowerName,
+    *,
+    image_size: int | tuple[int, int],
+    output_dim: int,
+    patch_dropout: float = 0.0,
+    loaded: dict[str, bool] | None = None,
 ) -> VisionTransformer:
     """OpenCLIP's VisionTransformer of the tower's sizes with its attention swapped.
 
-    Weights, their names and the random numbers drawn are those of the stock tower of the same size.
+    Weights, their names and the random numbers drawn are those of the stock tower of the same size. `loaded` is as in
+    `swap_attention`.
     """
     visual = VisionTransformer(
         image_size=image_size,
@@ -32,11 +39,20 @@ def build_image_tower(
         patch_dropout=patch_dropout,
     )
     assert tower.train_tokens is not None
-    swap_attention(visual.transformer, tower.kind, train_tokens=tower.train_tokens, part="image")
+    swap_attention(
+        visual.transformer, tower.kind, train_tokens=tower.train_tokens, part="image", loaded=loaded
+    )
     return visual
 
 
-def swap_attention(transformer: Transformer, kind: str, *, train_tokens: int, part: str) -> None:
+def swap_attention(
+    transformer: Transformer,
+    kind: str,
+    *,
+    train_tokens: int,
+    part: str,
+    loaded: dict[str, bool] | None = None,
+) -> None:
     """Replaces the attention of every block, in place, and records the kind in the state dict.
 
     A softmax tower keeps the stock state dict. Every other one gets a buffer `attention_kind` (the kind's ASCII
@@ -47,6 +63,8 @@ def swap_attention(transformer: Transformer, kind: str, *, train_tokens: int, pa
         kind: a key of `openclip_linattn.ops.OPERATORS`.
         train_tokens: see `OperatorAttention`.
         part: "image" or "text", for messages.
+        loaded: shared by the towers of one model, which note in it whether a checkpoint was stock: so a stock
+            checkpoint is warned of once, with the image tower, which OpenCLIP loads first.
     """
     for block in transformer.resblocks:
         if not isinstance(block, ResidualAttentionBlock) or hasattr(block, "ln_1_kv"):
@@ -56,7 +74,19 @@ def swap_attention(transformer: Transformer, kind: str, *, train_tokens: int, pa
         block.attn = OperatorAttention.from_existing(block.attn, kind=kind, train_tokens=train_tokens)
     if kind != "softmax":
         transformer.register_buffer(KIND_BUFFER, torch.tensor(list(kind.encode()), dtype=torch.uint8))
-    transformer.register_load_state_dict_pre_hook(partial(_check_kind, kind=kind, part=part))
+    expect_kind(transformer, kind, part=part, loaded=loaded)
+
+
+def expect_kind(
+    transformer: nn.Module, kind: str, *, part: str, loaded: dict[str, bool] | None = None
+) -> None:
+    """Makes loading weights of another kind into `transformer` an error, strict or not; see `swap_attention`.
+
+    The hook raises AttentionMismatch.
+    """
+    hook = partial(_check_kind, kind=kind, part=part, loaded={} if loaded is None else loaded)
+    register: Any = transformer.register_load_state_dict_pre_hook  # without types in PyTorch
+    register(hook)
 
 
 def _check_kind(
@@ -67,41 +97,44 @@ def _check_kind(
     _strict: bool,
     _missing: list[str],
     _unexpected: list[str],
-    errors: list[str],
+    _errors: list[str],
     *,
     kind: str,
     part: str,
+    loaded: dict[str, bool],
 ) -> None:
     """Runs before a state dict is loaded: same kind passes, stock softmax passes with a warning, others are errors."""
+    if not any(key.startswith(prefix) for key in state_dict):
+        return  # part of a state dict, without this tower
     key = prefix + KIND_BUFFER
     saved = state_dict.get(key)
+    loaded[part] = saved is None and kind != "softmax"
     if saved is None:
         if kind != "softmax":
-            _adopt_stock_weights(transformer, state_dict, prefix, kind, part)
+            if part == "image" or not loaded.get("image"):
+                _warn_of_stock_weights(kind, part)
+            _adopt_stock_weights(transformer, state_dict, prefix)
         return
     saved_kind = bytes(saved.tolist()).decode(errors="replace")
     if saved_kind != kind:
-        errors.append(
+        name = f"...-{saved_kind}-text" if part == "text" else f"...-{saved_kind}"
+        raise AttentionMismatch(
             f"the checkpoint's {part} tower was trained with {saved_kind} attention and this model's has {kind}: the "
-            f"same weights would give other features. Load it into the model named ...-{saved_kind}."
+            f"same weights would give other features. Load it into the model named {name}."
         )
-    state_dict.pop(key)
-    if kind != "softmax":
-        state_dict[key] = getattr(
-            transformer, KIND_BUFFER
-        )  # of the right length, so only the error above is reported
 
 
-def _adopt_stock_weights(
-    transformer: nn.Module, state_dict: dict[str, Any], prefix: str, kind: str, part: str
-) -> None:
+def _warn_of_stock_weights(kind: str, part: str) -> None:
+    what = "the checkpoint" if part == "image" else "the checkpoint's text tower"
+    warnings.warn(
+        f"{what} names no attention kind, so it is taken for stock softmax weights and starts a {kind} model: its "
+        "features change until it is trained further",
+        stacklevel=2,
+    )
+
+
+def _adopt_stock_weights(transformer: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
     """Fills what a stock softmax checkpoint lacks: the kind, and the initial rho and gamma."""
-    if part == "image":  # one warning per model, and every model of ours has an image tower
-        warnings.warn(
-            f"the checkpoint names no attention kind, so it is taken for stock softmax weights and starts a {kind} "
-            "model: its features change until it is trained further",
-            stacklevel=2,
-        )
     state_dict[prefix + KIND_BUFFER] = getattr(transformer, KIND_BUFFER)
     for name, module in transformer.named_modules():
         if isinstance(module, OperatorAttention):

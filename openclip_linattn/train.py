@@ -18,11 +18,13 @@ from open_clip_train.distributed import world_info_from_env
 from open_clip_train.main import main as open_clip_main
 from open_clip_train.params import parse_args
 
-from openclip_linattn.data.preflight import PreflightResult, preflight
+from openclip_linattn.data.check import check
+from openclip_linattn.data.preflight import SILENCE, PreflightResult, preflight
 from openclip_linattn.data.sources import as_pattern
 from openclip_linattn.errors import UserError
 from openclip_linattn.manifest import Manifest, Plan, machine_facts, model_facts
 from openclip_linattn.registration import model_name, models
+from openclip_linattn.resume import epoch_of, epochs_done, latest_checkpoint
 
 # What OpenCLIP cannot do with our models, and why.
 REFUSED = {
@@ -46,50 +48,94 @@ def main(argv: list[str] | None = None) -> int:
 def run(argv: list[str]) -> int:
     """`main` with UserError left to the caller."""
     args = parse_args(argv)
-    if args.name is None:
-        args.name = default_name(args)
-        argv = [*argv, "--name", args.name]
-    if args.train_data and Path(args.train_data).is_dir():
-        args.train_data, args.dataset_type = as_pattern(args.train_data), "webdataset"
-        argv = [*argv, "--train-data", args.train_data, "--dataset-type", "webdataset"]
+    argv = [*argv, *settle(args)]
     _local_rank, rank, world_size = world_info_from_env()
     check_command(args, master=rank == 0)
     if rank != 0:
         return open_clip_main(argv) or 0
     checked = look_at_shards(args, world_size)
+    look_at_validation(args)
     plan = training_plan(args, checked, world_size)
+    if not trains(args) and (run_folder(args) / "run.json").exists():
+        return _status(open_clip_main(argv))  # an evaluation leaves the record of the training as it is
     return _train(argv, args, plan, open_manifest(args, argv, plan, checked, world_size))
+
+
+def settle(args: argparse.Namespace) -> list[str]:
+    """Settles, in `args`, what OpenCLIP would leave open or not read; returns the flags that say the same to it.
+
+    A run without --name gets one, ViT-B/16 becomes ViT-B-16, and folders of shards become patterns.
+    """
+    settled: dict[str, str] = {}
+    if not args.model.startswith(
+        ("hf-hub:", "local-dir:")
+    ):  # these bring a config and a tokenizer of their own
+        settled["model"] = model_name(args.model)
+    if args.name is None:
+        settled["name"] = default_name(args)
+    if args.dataset_type == "auto" and args.train_data and Path(args.train_data).is_dir():
+        settled["dataset_type"] = args.dataset_type = "webdataset"
+    for key in ("train_data", "val_data"):
+        source = getattr(args, key)
+        if source and is_shards(source, args.dataset_type):
+            settled[key] = as_pattern(source)
+    changed = {
+        key: value for key, value in settled.items() if key == "dataset_type" or value != getattr(args, key)
+    }
+    vars(args).update(changed)
+    return [part for key, value in changed.items() for part in (f"--{key.replace('_', '-')}", value)]
 
 
 def _train(argv: list[str], args: argparse.Namespace, plan: Plan | None, manifest: Manifest) -> int:
     status, code = "failed", 1
     try:
-        code = open_clip_main(argv) or 0
-        status = "finished" if code == 0 else "failed"
+        code = _status(open_clip_main(argv))
+        if code == 0:
+            status = "finished" if trains(args) else "evaluated"
     finally:
-        done = args.epochs if status == "finished" else _epochs_done(run_folder(args))
+        done = args.epochs if status == "finished" else epochs_done(run_folder(args))
         manifest.finish(status, plan, epochs_done=done)
-    return code if code >= 0 else 1
+    return code
+
+
+def _status(code: int | None) -> int:
+    """OpenCLIP returns nothing, or -1 where it refuses."""
+    return 1 if code is not None and code < 0 else code or 0
 
 
 def check_command(args: argparse.Namespace, *, master: bool = True) -> None:
-    """Raises UserError for a model that does not exist, a flag that cannot work, or a run name that is taken.
+    """Raises UserError for a flag that cannot work, weights that are not there, or a run name that is taken.
 
     Only the master process looks at the run's folder: the others may come when it has already begun the run.
     """
-    if not args.model.startswith(
-        ("hf-hub:", "local-dir:")
-    ):  # these bring a config and a tokenizer of their own
-        model_name(args.model)
     if args.model in models():
         for flag, reason in REFUSED.items():
             if getattr(args, flag, False):
                 raise UserError(f"{args.model} does not work with {reason}")
-    log = run_folder(args) / "out.log"
+        if args.pretrained and not Path(args.pretrained).exists():
+            raise UserError(_no_weights(args.model, args.pretrained))
+    if (
+        args.resume
+        and args.resume != "latest"
+        and "://" not in args.resume
+        and not Path(args.resume).exists()
+    ):
+        raise UserError(f"--resume {args.resume}: no such checkpoint")
+    log = run_folder(args) / ("out-0" if getattr(args, "log_local", False) else "out.log")
     if master and log.exists() and args.resume != "latest":
         raise UserError(
             f"the run {args.name!r} exists already ({log}); choose another --name, or continue it with --resume latest"
         )
+
+
+def _no_weights(model: str, pretrained: str) -> str:
+    for stock, tag in open_clip.list_pretrained():
+        if tag == pretrained and model.startswith(f"{stock}-"):
+            return (
+                f"--pretrained {pretrained}: {model} has no released weights; those of {stock} start it, by the path "
+                f'that open_clip.download_pretrained(open_clip.get_pretrained_cfg("{stock}", "{tag}")) returns'
+            )
+    return f"--pretrained {pretrained}: no such file, and {model} has no released weights"
 
 
 def default_name(args: argparse.Namespace) -> str:
@@ -104,17 +150,31 @@ def run_folder(args: argparse.Namespace) -> Path:
     return Path(str(args.logs)) / str(args.name)
 
 
-def reads_shards(args: argparse.Namespace) -> bool:
-    """Whether OpenCLIP would read --train-data as webdataset shards."""
-    kind: str = args.dataset_type
-    if not args.train_data:
+def trains(args: argparse.Namespace) -> bool:
+    """Whether the command trains, rather than evaluates only."""
+    return bool(args.train_data) or args.dataset_type == "synthetic"
+
+
+def is_shards(source: str | None, dataset_type: str) -> bool:
+    """Whether OpenCLIP would read a source as webdataset shards.
+
+    Raises UserError where it has to guess by the ending and cannot.
+    """
+    if not source:
         return False
-    return kind == "webdataset" or (kind == "auto" and str(args.train_data).endswith("tar"))
+    if dataset_type == "auto":
+        ending = source.split(".")[-1]
+        if ending not in ("tar", "csv", "tsv"):
+            raise UserError(
+                f"OpenCLIP cannot tell by its ending what {source} is: give --dataset-type webdataset, or csv"
+            )
+        return ending == "tar"
+    return dataset_type == "webdataset"
 
 
 def look_at_shards(args: argparse.Namespace, world_size: int) -> PreflightResult | None:
     """Checks the training shards as far as it takes seconds; raises UserError where training would hang or fail."""
-    if not reads_shards(args):
+    if not is_shards(args.train_data, args.dataset_type):
         return None
     checked = preflight(
         args.train_data,
@@ -130,12 +190,60 @@ def look_at_shards(args: argparse.Namespace, world_size: int) -> PreflightResult
     return checked
 
 
+def look_at_validation(args: argparse.Namespace) -> None:
+    """Raises UserError where validation, after the first epoch, would find no sample in its shards."""
+    if not is_shards(args.val_data, args.dataset_type):
+        return
+    try:
+        errors = check(args.val_data, sample_shards=2, sample_limit=64, silence=SILENCE).errors
+    except UserError as error:
+        errors = [str(error)]
+    if errors:
+        raise UserError("\n".join(f"--val-data: {error}" for error in errors))
+
+
 def training_plan(args: argparse.Namespace, checked: PreflightResult | None, world_size: int) -> Plan | None:
-    """What the command asks for; None where OpenCLIP itself works it out (CSV files) or nothing is trained."""
-    samples = args.train_num_samples or (checked.num_samples if checked else None)
-    if not samples or (checked is None and args.dataset_type != "synthetic"):
+    """What the command asks for; None where nothing is trained. Raises UserError where an epoch has no step."""
+    if not trains(args):
         return None
-    return Plan(samples, args.batch_size, world_size, args.workers, args.accum_freq, args.epochs)
+    if checked is not None:
+        samples = args.train_num_samples or checked.num_samples or 0
+    elif args.dataset_type == "synthetic":
+        samples = args.train_num_samples or 0
+    else:
+        samples = csv_rows(args.train_data, args.csv_separator, (args.csv_img_key, args.csv_caption_key))
+    plan = Plan(
+        samples,
+        args.batch_size,
+        world_size,
+        args.workers,
+        args.accum_freq,
+        args.epochs,
+        drop_last=checked is None,
+    )
+    if plan.steps_per_epoch == 0:
+        raise UserError(
+            f"an epoch of {samples:,} samples is less than one step of {plan.global_batch:,}, so nothing would be "
+            "trained: lower --batch-size or --accum-freq, or give more samples"
+        )
+    return plan
+
+
+def csv_rows(path: str, separator: str, columns: tuple[str, str]) -> int:
+    """Rows of a CSV file as OpenCLIP reads it; raises UserError where it cannot be read or lacks a column."""
+    import pandas as pd
+
+    try:
+        found = list(pd.read_csv(path, sep=separator, nrows=0).columns)
+        missing = [column for column in columns if column not in found]
+        if missing:
+            raise UserError(
+                f"{path} has no column {missing[0]!r}; its columns are {found}: give --csv-img-key, --csv-caption-key "
+                f"or --csv-separator (now {separator!r})"
+            )
+        return len(pd.read_csv(path, sep=separator, usecols=[columns[0]]))
+    except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        raise UserError(f"{path} cannot be read as CSV: {error}") from error
 
 
 def open_manifest(
@@ -147,6 +255,9 @@ def open_manifest(
 ) -> Manifest:
     """Starts run.json for this run, or continues the one of a resumed run."""
     manifest = Manifest(run_folder(args) / "run.json")
+    start_epoch = _start_epoch(args, manifest)
+    for sentence in manifest.changes(plan, start_epoch=start_epoch) if plan and args.resume else ():
+        print(f"warning: {sentence}", file=sys.stderr)  # noqa: T201
     facts: dict[str, Any] = {
         "name": args.name,
         "world_size": world_size,
@@ -155,13 +266,13 @@ def open_manifest(
     }
     if checked is not None:
         facts["dataset"] = checked.to_json()
-    if plan is not None:
-        facts["unique_samples_bound"] = _unique_bound(plan, checked)
-    manifest.start(plan, start_epoch=_start_epoch(args), **facts)
+    manifest.start(plan, start_epoch=start_epoch, held=checked.held if checked else None, **facts)
     return manifest
 
 
 def _model_facts(args: argparse.Namespace) -> dict[str, Any]:
+    if args.model.startswith(("hf-hub:", "local-dir:")):
+        return {"model": args.model}
     config = open_clip.get_model_config(args.model)
     try:
         return model_facts(args.model, config, _single(args.force_image_size))
@@ -175,33 +286,21 @@ def _single(size: Any) -> Any:
     return size[0] if isinstance(size, (list, tuple)) and len(size) == 1 else size
 
 
-def _unique_bound(plan: Plan, checked: PreflightResult | None) -> int:
-    """No more distinct samples than the set holds can have been seen, nor more than were drawn."""
-    drawn = plan.totals(plan.epochs)["samples"]
-    held = checked.held if checked else None
-    return min(drawn, held) if held else drawn
-
-
-def _start_epoch(args: argparse.Namespace) -> int:
-    return _epochs_done(run_folder(args)) if args.resume == "latest" else _epoch_of(Path(args.resume or ""))
-
-
-def _epochs_done(folder: Path) -> int:
-    """The highest epoch that has a checkpoint."""
-    return max((_epoch_of(path) for path in (folder / "checkpoints").glob("epoch_*.pt")), default=0)
-
-
-def _epoch_of(path: Path) -> int:
-    """The epoch that a checkpoint closes: from its name, or for epoch_latest.pt from inside."""
-    number = path.stem.removeprefix("epoch_")
-    if number.isdigit():
-        return int(number)
-    if not path.is_file():
+def _start_epoch(args: argparse.Namespace, manifest: Manifest) -> int:
+    """The epoch that training begins with; what a checkpoint of another run had seen is noted in the manifest."""
+    folder = run_folder(args)
+    if args.resume == "latest":
+        if getattr(args, "remote_sync", None):
+            return epochs_done(folder)
+        checkpoint = latest_checkpoint(folder, save_most_recent=args.save_most_recent)
+        return epoch_of(checkpoint) if checkpoint else 0
+    if not args.resume:
         return 0
-    import torch
-
-    checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    return int(checkpoint.get("epoch", 0))
+    start_epoch = epoch_of(Path(args.resume))
+    source = Manifest(Path(args.resume).parent.parent / "run.json")
+    if source.content["segments"]:
+        manifest.content["earlier"] = {"checkpoint": args.resume, **source.seen_before(start_epoch)}
+    return start_epoch
 
 
 if __name__ == "__main__":

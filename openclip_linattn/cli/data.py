@@ -61,7 +61,8 @@ def _finish(result: BuildResult, source: Path, grid: bool) -> None:
         typer.echo(f"{result.folder} already holds this set, complete: {result.samples:,} samples.")
         return
     found = f", {result.found} found" if result.found else ""
-    typer.echo(f"{result.folder}: {result.samples:,} samples; {result.written} shards written{found}.")
+    written = f"{result.written} shard{'' if result.written == 1 else 's'} written"
+    typer.echo(f"{result.folder}: {result.samples:,} samples; {written}{found}.")
 
 
 @app.command()

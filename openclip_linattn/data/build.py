@@ -71,6 +71,13 @@ def build(
     samples done. Raises UserError where `out` holds anything else; `overwrite` replaces another set of the
     same kind, and never another file.
     """
+    try:
+        return _build(out, recipe, overwrite, progress)
+    except OSError as error:
+        raise UserError(f"{error.filename or out} cannot be written: {error.strerror or error}.") from error
+
+
+def _build(out: Path, recipe: Recipe, overwrite: bool, progress: Callable[[int], None]) -> BuildResult:
     parts = recipe.parts(out, recipe.parameters)
     complete = _prepare(out, recipe, overwrite)
     missing = [

@@ -13,7 +13,7 @@ from openclip_linattn.data.build import no_progress
 from openclip_linattn.data.problems import Problem, find_problems
 from openclip_linattn.data.reading import scheme_of
 from openclip_linattn.data.shard_report import ShardReport, check_shard
-from openclip_linattn.data.sources import expand, find_missing
+from openclip_linattn.data.sources import expand, find_gaps, find_missing
 from openclip_linattn.errors import UserError
 
 SILENCE = 60.0
@@ -24,7 +24,8 @@ READABLE = ("local", "pipe")
 class DatasetReport:
     """The shards that were checked, the number in the source, and what it means (`problems`).
 
-    `missing` are local shards of the source that do not exist; `unread` remote ones, which were not checked.
+    `missing` are local shards of the source that do not exist, `gaps` those that a folder seems to lack (see
+    `find_gaps`); `unread` counts remote ones, which were not checked.
     """
 
     source: str
@@ -32,6 +33,7 @@ class DatasetReport:
     shards: list[ShardReport]
     missing: list[str] = field(default_factory=list)
     unread: int = 0
+    gaps: list[str] = field(default_factory=list)
 
     @property
     def samples(self) -> int:
@@ -73,8 +75,13 @@ class DatasetReport:
         """What was found, in sentences."""
         problems = find_problems(self.shards)
         if self.missing:
-            first = ", ".join(self.missing[:3]) + (", ..." if len(self.missing) > 3 else "")
-            problems.append(Problem("warning", f"{len(self.missing):,} shards are missing: {first}."))
+            text = f"{_shards_are(self.missing)} missing: {_first(self.missing)}."
+            problems.append(Problem("warning", text))
+        if self.gaps:
+            text = (
+                f"{_shards_are(self.gaps)} not there, going by the numbers and statistics beside the others"
+            )
+            problems.append(Problem("warning", f"{text}: {_first(self.gaps)}."))
         if self.unread:
             text = f"{self.unread:,} remote shards were not checked; files and pipe: commands are."
             problems.append(Problem("warning", text))
@@ -104,6 +111,7 @@ class DatasetReport:
             "recoverable": self.recoverable,
             "members": self.members,
             "missing": self.missing,
+            "gaps": self.gaps,
             "unread": self.unread,
             "problems": [{"severity": problem.severity, "text": problem.text} for problem in self.problems],
             "shards": [shard.to_json() for shard in self.shards],
@@ -139,7 +147,7 @@ def check(
         progress(1)
         if shard.timed_out:
             break
-    return DatasetReport(source, len(urls), shards, missing, len(chosen) - len(readable))
+    return DatasetReport(source, len(urls), shards, missing, len(chosen) - len(readable), find_gaps(source))
 
 
 def choose(urls: Sequence[str], count: int | None) -> list[str]:
@@ -161,6 +169,14 @@ def _reports(urls: Sequence[str], limit: int | None, workers: int, silence: floa
     # A forked child would inherit the threads of whatever the caller has loaded.
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield from pool.map(task, urls)
+
+
+def _shards_are(shards: Sequence[str]) -> str:
+    return f"{len(shards):,} shards are" if len(shards) > 1 else "1 shard is"
+
+
+def _first(shards: Sequence[str]) -> str:
+    return ", ".join(shards[:3]) + (", ..." if len(shards) > 3 else "")
 
 
 def _sum(counts: Sequence[dict[str, int]]) -> dict[str, int]:

@@ -57,6 +57,28 @@ def find_missing(source: str) -> list[str]:
     return missing_shards(_expand_all(source))
 
 
+def find_gaps(source: str) -> list[str]:
+    """Shards that the folders in `source` seem to lack, by path: gaps in the numbers of their tars, and tars
+    of which only the `_stats.json` is there. A pattern or a command says itself what it wants.
+    """
+    gaps: set[str] = set()
+    for component in source.split("::"):
+        if _is_folder(component):
+            gaps |= _folder_gaps(Path(component))
+    return sorted(gaps, key=_by_number)
+
+
+def _folder_gaps(folder: Path) -> set[str]:
+    stems = {Path(path).stem for path in _tars(folder)}
+    wanted = {path.name.removesuffix("_stats.json") for path in folder.glob("*_stats.json")}
+    numbers = sorted(int(stem) for stem in stems if stem.isdecimal())
+    if len(numbers) == len(stems) and numbers and numbers[-1] - numbers[0] < MAX_SHARDS:
+        # Padded or not: the width of the shortest name is that of every number it can hold.
+        width = min(map(len, stems))
+        wanted |= {f"{number:0{width}d}" for number in range(numbers[0], numbers[-1] + 1)}
+    return {str(folder / f"{stem}.tar") for stem in wanted - stems}
+
+
 def missing_shards(urls: Iterable[str]) -> list[str]:
     """The local ones among `urls` that do not exist, found with one listing per folder."""
     by_folder: defaultdict[Path, list[str]] = defaultdict(list)

@@ -20,6 +20,8 @@ from openclip_scaling.points import Points, selection_named
 from openclip_scaling.uncertainty import Bootstrap, bootstrap, seed_for
 
 UNKNOWN = "unknown"
+_COMPUTE = ("train_flop", "hours")
+_WORTH_SAYING = 0.1  # share of resamples left out that the reader should know of
 Progress = Callable[[str], None]
 
 
@@ -65,8 +67,11 @@ class GroupFit:
         ]
         if open_names:
             found.append(f"not identified: {', '.join(open_names)}")
-        if self.boot.failed:
-            found.append(f"{self.boot.failed} resamples had too few different scales and are left out")
+        draws = self.boot.failed + len(self.boot.thetas)
+        if self.boot.intervals and self.boot.failed > _WORTH_SAYING * draws:
+            found.append(
+                f"{self.boot.failed} of {draws} resamples had too few different scales and are left out"
+            )
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -117,7 +122,12 @@ class Analysis:
         for item in self.fits:
             for text in item.notices:
                 where.setdefault(text, []).append(f"{item.group} ({item.fit.law.name})")
-        return [*(f"{', '.join(names)}: {text}" for text, names in where.items()), *self.notices]
+        everywhere = len(self.fits) if len(self.fits) > 1 else 2
+        listed = (
+            f"{'all fits' if len(names) == everywhere else ', '.join(names)}: {text}"
+            for text, names in where.items()
+        )
+        return [*listed, *self.notices]
 
     def by_law(self, law: str) -> dict[str, GroupFit]:
         """The fits of one law, by group."""
@@ -126,14 +136,20 @@ class Analysis:
 
 def analyse(frame: pd.DataFrame, settings: Settings, progress: Progress | None = None) -> Analysis:
     """Fit every group. Raises UserError when nothing can be fitted, or batch sizes would be mixed."""
-    metric = metric_named(settings.metric)
     notices: list[str] = []
+    metric = metric_named(settings.metric).on(frame, notices)
     groups = grouped_points(frame, settings, metric, notices)
     select, loss = selection_named(settings.points), Loss(settings.delta)
-    if settings.points == "all" and any(len(points.runs) < len(points) for points in groups.values()):
+    several = any(len(points.runs) < len(points) for points in groups.values())
+    if settings.points == "all" and several and not _constant_rate(frame):
         notices.append(
-            "checkpoints before the end of a run are taken before its learning rate has decayed; "
-            "--points ends uses the last of each run only"
+            "checkpoints before the end of a run are taken before its learning rate has decayed, unless it is "
+            "constant; --points ends uses the last of each run only"
+        )
+    if settings.points == "all" and settings.x in _COMPUTE and several and _several_sizes(frame):
+        notices.append(
+            "model sizes are fitted together, so at one compute a small model after many samples stands beside a "
+            "large one after few; --points frontier fits only what is best at its compute"
         )
     fits: list[GroupFit] = []
     for group, points in groups.items():
@@ -157,6 +173,7 @@ def grouped_points(
 ) -> dict[str, Points]:
     """Usable points by group, sorted by name. Raises UserError as `analyse` does."""
     frame = _filtered(frame, settings)
+    frame = _without_repeats(frame, notices)
     frame = _without_diverged(frame, notices)
     rows = pd.DataFrame(
         {
@@ -178,7 +195,25 @@ def grouped_points(
     }
 
 
+def _several_sizes(frame: pd.DataFrame) -> bool:
+    """Whether the largest model costs more than attention kinds of one size differ by."""
+    if "gmac_per_pair" not in frame.columns:
+        return False
+    cost = numbers(frame, "gmac_per_pair")
+    cost = cost[np.isfinite(cost)]
+    return bool(cost.size) and float(cost.max()) > 1.25 * float(cost.min())
+
+
+def _constant_rate(frame: pd.DataFrame) -> bool:
+    """Whether every run is known to keep its learning rate after warm-up."""
+    return "lr_schedule" in frame.columns and bool((frame["lr_schedule"].astype(str) == "const").all())
+
+
 def _filtered(frame: pd.DataFrame, settings: Settings) -> pd.DataFrame:
+    if frame.empty:
+        raise UserError("The table has no rows.")
+    if not settings.min_samples >= 0:
+        raise UserError(f"--min-samples must be a number of at least 0, not {settings.min_samples:g}.")
     keep = np.ones(len(frame), dtype=bool)
     for condition in settings.where:
         column, found, value = condition.partition("=")
@@ -196,6 +231,13 @@ def _filtered(frame: pd.DataFrame, settings: Settings) -> pd.DataFrame:
     if not keep.any():
         raise UserError("No row of the table meets the conditions (--where, --min-samples, --batch).")
     return frame[keep].reset_index(drop=True)
+
+
+def _without_repeats(frame: pd.DataFrame, notices: list[str]) -> pd.DataFrame:
+    repeated = frame.duplicated().to_numpy()
+    if repeated.any():
+        notices.append(f"left out, equal to another row in every column: {int(repeated.sum())} rows")
+    return frame[~repeated].reset_index(drop=True)
 
 
 def _without_diverged(frame: pd.DataFrame, notices: list[str]) -> pd.DataFrame:
@@ -227,11 +269,15 @@ def _group_names(frame: pd.DataFrame, by: str, notices: list[str]) -> list[str]:
 
 
 def _run_names(frame: pd.DataFrame, notices: list[str]) -> list[str]:
-    if "run" in frame.columns:
-        return [str(value) for value in frame["run"]]
-    notices.append("the table has no column run; every row is taken as a run of its own")
     width = len(str(len(frame)))
-    return [f"row {number:0{width}d}" for number in range(len(frame))]
+    own = [f"row {number:0{width}d}" for number in range(len(frame))]
+    if "run" not in frame.columns:
+        notices.append("the table has no column run; every row is taken as a run of its own")
+        return own
+    unnamed = int(frame["run"].isna().sum())
+    if unnamed:
+        notices.append(f"rows without a run, each taken as a run of its own: {unnamed}")
+    return [row if pd.isna(name) else str(name) for row, name in zip(own, frame["run"], strict=True)]
 
 
 def _row_labels(frame: pd.DataFrame) -> list[str]:
@@ -252,7 +298,7 @@ def _usable(rows: pd.DataFrame, settings: Settings, metric: Metric, notices: lis
         if bad.any():
             labels = list(rows["label"][bad])
             shown = ", ".join(labels[:5]) + (f" and {len(labels) - 5} more" if len(labels) > 5 else "")
-            notices.append(f"left out, {name} is missing, not finite or not positive: {shown}")
+            notices.append(f"left out, {name} is missing or not a positive finite number: {shown}")
         rows = rows[~bad]
     if rows.empty:
         raise UserError(
@@ -270,14 +316,18 @@ def _one_batch(rows: pd.DataFrame, settings: Settings, metric: Metric) -> pd.Dat
     if len(sizes) == 1:
         return rows
     if settings.per_batch:
-        names = ["batch " + "/".join(f"{value:g}" for value in values) for values in rows[columns].to_numpy()]
+        names = ["batch " + "/".join(map(_size, values)) for values in rows[columns].to_numpy()]
         groups = [f"{group}, {name}" for group, name in zip(rows["group"], names, strict=True)]
         return rows.assign(group=groups)
     listed = "; ".join(
-        ", ".join(f"{column} {value:g}" for column, value in zip(columns, values, strict=True))
+        ", ".join(f"{column} {_size(value)}" for column, value in zip(columns, values, strict=True))
         for values in sorted(sizes.to_numpy().tolist())
     )
     raise UserError(
         f"{metric.column} depends on the batch size and the runs have several ({listed}); "
         "choose one with --batch, or fit each with --per-batch."
     )
+
+
+def _size(batch: float) -> str:
+    return UNKNOWN if np.isnan(batch) else f"{batch:g}"

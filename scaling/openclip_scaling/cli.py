@@ -16,6 +16,7 @@ from rich.table import Table
 from openclip_scaling.analysis import Analysis, Settings, analyse
 from openclip_scaling.compare import Comparison, SlopeTest, compare_groups, equal_slopes_test
 from openclip_scaling.errors import UserError
+from openclip_scaling.markdown import bounds, verdicts, with_interval
 from openclip_scaling.options import with_settings
 from openclip_scaling.plot import FORMATS, curves_figure, save_figure, scaling_figure
 from openclip_scaling.points import selection_named
@@ -26,7 +27,6 @@ from openclip_scaling.report import (
     predictions,
     records,
     slug,
-    with_interval,
     write_report,
 )
 from openclip_scaling.runs import Collection, collect, grouped, load, save
@@ -80,7 +80,7 @@ def collect_command(
 
 
 @app.command("fit")
-@with_settings
+@with_settings()
 def fit_command(sources: Sources, settings: Settings, as_json: AsJson = False) -> None:
     """Fit scaling laws to every group, with intervals from resampled runs."""
     analysis = _analyse(_load(sources), settings)
@@ -94,7 +94,7 @@ def fit_command(sources: Sources, settings: Settings, as_json: AsJson = False) -
 
 
 @app.command("compare")
-@with_settings
+@with_settings()
 def compare_command(sources: Sources, settings: Settings, as_json: AsJson = False) -> None:
     """Compare the exponents of every pair of groups."""
     analysis = _analyse(_load(sources), settings)
@@ -109,8 +109,8 @@ def compare_command(sources: Sources, settings: Settings, as_json: AsJson = Fals
                      "notices": analysis.notices})  # fmt: skip
         return
     _stdout().print(_comparison_table(comparisons))
-    for item in comparisons:
-        _stdout().print(f"{item.law}: {item.verdict}", soft_wrap=True)
+    for text in verdicts(comparisons):
+        _stdout().print(text, soft_wrap=True)
     if slopes is not None:
         _stdout().print(
             f"Equal slopes (power law, points taken as independent): F{slopes.degrees} = {slopes.f:.3f}, "
@@ -121,7 +121,7 @@ def compare_command(sources: Sources, settings: Settings, as_json: AsJson = Fals
 
 
 @app.command("predict")
-@with_settings
+@with_settings()
 def predict_command(
     sources: Sources,
     settings: Settings,
@@ -142,7 +142,7 @@ def predict_command(
     for name in (settings.by, "law", "scale", "predicted [95 %]", "decades beyond the points"):
         table.add_column(name)
     for row in rows:
-        interval = _bounds(row["interval95"])
+        interval = bounds(row["interval95"])
         value = f"{row['predicted']:.4f}{interval}"
         table.add_row(row["group"], row["law"], f"{row['scale']:.3g}", value, f"{row['decades_beyond']:.2f}")
     _stdout().print(table)
@@ -150,7 +150,7 @@ def predict_command(
 
 
 @app.command("plot")
-@with_settings
+@with_settings()
 def plot_command(
     sources: Sources,
     settings: Settings,
@@ -182,13 +182,18 @@ def plot_command(
 
 
 @app.command("report")
-@with_settings
+@with_settings("metric", "law")
 def report_command(
     sources: Sources,
     settings: Settings,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the report.")] = Path("report"),
     metrics: Annotated[
-        list[str] | None, typer.Option("--metrics", help="Metrics to report; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--metric",
+            "--metrics",
+            help="What to report; repeatable. Without it, losses and top-1 accuracies.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -296,16 +301,12 @@ def _comparison_table(comparisons: Sequence[Comparison]) -> Table:
             item.law,
             item.first,
             item.second,
-            f"{item.difference:+.4f}{_bounds(item.interval)}",
-            f"{item.ratio:.4f}{_bounds(item.ratio_interval)}",
+            f"{item.difference:+.4f}{bounds(item.interval)}",
+            f"{item.ratio:.4f}{bounds(item.ratio_interval)}",
             f"{item.scale:.3g}",
             "yes" if item.reliable else "no",
         )
     return table
-
-
-def _bounds(interval: tuple[float, float] | None) -> str:
-    return " (no interval)" if interval is None else f" [{interval[0]:.4f}, {interval[1]:.4f}]"
 
 
 def _stdout() -> Console:

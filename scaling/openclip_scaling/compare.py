@@ -109,27 +109,35 @@ def _verdict(
     boots: tuple[Bootstrap, Bootstrap],
 ) -> str:
     pair, runs = f"{first} and {second}", _runs(boots)
-    open_groups = [
-        name
-        for name, boot in zip((first, second), boots, strict=True)
-        if boot.intervals and not boot.intervals["a"].identified
-    ]
-    if interval is None:
-        return f"{pair}: no verdict with {runs}; a group of one run has no interval."
+    named = list(zip((first, second), boots, strict=True))
+    bare = [name for name, boot in named if not boot.intervals]
+    if bare or interval is None:
+        return f"{pair}: no verdict with {runs}; no interval for {' and '.join(bare)}."
+    unclear = [name for name, boot in named if not boot.intervals["a"].identified]
+    form = "exponents of {} are" if len(unclear) > 1 else "exponent of {} is"
+    unclear_text = f"the {form.format(' and '.join(unclear))} not identified" if unclear else ""
+    differ = _excludes(interval, 0.0)
     if not all(boot.reliable for boot in boots):
-        seen = "the exponents differ in these runs" if _excludes(interval, 0.0) else "not distinguishable"
-        return f"{pair}: {seen} with {runs}; intervals are not reliable (fewer than {MINIMUM_RUNS} runs)."
-    if open_groups:
-        return f"{pair}: no verdict; the exponent of {' and '.join(open_groups)} is not identified."
-    if _excludes(interval, 0.0):
-        faster = first if difference < 0 else second
-        return f"{pair}: different; {faster} falls faster with scale ({runs})."
+        seen = "the exponents differ on these points" if differ else "not distinguishable"
+        found = unclear_text or seen
+        return (
+            f"{pair}: {found}, with {runs}; intervals from fewer than {MINIMUM_RUNS} runs are not reliable."
+        )
+    if unclear:
+        return f"{pair}: no verdict; {unclear_text}."
+    if differ:
+        low, high = (first, second) if difference < 0 else (second, first)
+        rising = all(boot.fit.parameters["a"] > 0 for boot in boots)
+        how = f"{high} rises faster" if rising else f"{low} falls faster"
+        return f"{pair}: different; {how} with scale ({runs})."
     return f"{pair}: not distinguishable with {runs}."
 
 
 def _runs(boots: tuple[Bootstrap, Bootstrap]) -> str:
     first, second = (boot.runs for boot in boots)
-    return f"{first} runs each" if first == second else f"{first} and {second} runs"
+    if first == second:
+        return f"{first} run{'s' if first > 1 else ''} each"
+    return f"{first} and {second} runs"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from openclip_scaling.points import Points
 _TOLERANCE = 1e-14
 _SAME_OPTIMUM = 1e-6
 _TIE = 1e-6  # weight of least squares beside a Huber loss
+_AT_BOUND = 1e-4  # in the exponent
 _ILL_CONDITIONED = 1e3  # of the scaled Jacobian: some direction of the parameters is 1000 times less certain
 
 
@@ -118,7 +119,7 @@ def fit_law(points: Points, law: Law, loss: Loss | None = None) -> Fit:
         starts=len(ends),
         starts_at_optimum=int(reached.sum()),
         condition=condition,
-        notices=_notices(points, law, condition),
+        notices=(*_notices(points, law, condition), *_bound_notices(law, theta, v)),
     )
 
 
@@ -245,10 +246,28 @@ def _standard_errors(
     jacobian = law.jacobian(theta, u)
     covariance = np.linalg.pinv(jacobian.T @ jacobian) * float((residuals**2).sum()) / degrees
     slope = law.natural_jacobian(theta, *centre)
-    variances = np.diag(slope @ covariance @ slope.T)
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # the amplitude of a very steep law has no finite error
+        variances = np.diag(slope @ covariance @ slope.T)
     return {
         name: float(np.sqrt(max(value, 0.0))) for name, value in zip(law.parameters, variances, strict=True)
     }
+
+
+def _bound_notices(law: Law, theta: Array, v: Array) -> tuple[str, ...]:
+    """A word where a parameter is held by a bound of the law, or next to it, and so is no optimum."""
+    low, high = law.bounds(v)
+    if math.isfinite(high[1]) and high[1] - theta[1] < _AT_BOUND:
+        return ("the metric does not fall on these points, so this law says nothing about it",)
+    found = []
+    if math.isfinite(low[1]) and theta[1] - low[1] < _AT_BOUND:
+        found.append(f"the exponent ran to its bound of {low[1]:g}: the metric drops at once to its floor")
+    if len(theta) > 2 and high[2] - theta[2] < _AT_BOUND * high[2]:
+        found.append(
+            "the floor is held at the lowest value observed, the highest it may be; its interval ends there"
+        )
+    return tuple(found)
 
 
 def _notices(points: Points, law: Law, condition: float) -> tuple[str, ...]:

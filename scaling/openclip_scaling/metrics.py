@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from openclip_scaling.laws import Array
 from openclip_scaling.runs import CHECKPOINT_COLUMNS
 
 ERROR_PREFIX = "error:"
-_ACCURACY = re.compile(r"(top-?\d+|acc\d*|accuracy|recall\w*|R@\d+)$", re.IGNORECASE)
+_ACCURACY = re.compile(r"(top-?\d+|acc\d*|accuracy|recall(@?\d+)?|mean_per_class\w*|R@\d+)$", re.IGNORECASE)
 # Losses of a batch: their value depends on how many negatives the batch holds.
 LOSSES = {"val_loss": ("batch", "val_batch"), "train_loss": ("batch",)}
 _LABELS = {
@@ -37,11 +37,36 @@ class Metric:
 
     column: str
     complement: bool
+    whole: float = 1.0  # what an accuracy of all right is in the table: 1, or 100 for percentages
 
     @property
     def label(self) -> str:
         """Name with unit, for an axis or a table."""
-        return f"{self.column}, error (1 - accuracy)" if self.complement else axis_label(self.column)
+        if not self.complement:
+            return axis_label(self.column)
+        return f"{self.column}, error " + ("(1 - accuracy)" if self.whole == 1 else "(100 - accuracy, %)")
+
+    def on(self, frame: pd.DataFrame, notices: list[str]) -> Metric:
+        """The same metric in the unit of a table: accuracies above 1 are percentages.
+
+        Raises UserError for accuracies above 100 or below 0.
+        """
+        if not self.complement:
+            return self
+        raw = numbers(frame, self.column)
+        raw = raw[np.isfinite(raw)]
+        highest = float(raw.max(initial=0.0))
+        if highest > 100 or (raw < 0).any():
+            raise UserError(
+                f"{self.column} is no accuracy: its values reach from {raw.min():g} to {highest:g}."
+            )
+        if highest <= 1:
+            return self
+        text = f"{self.column} is taken as percentages (its highest value is {highest:g})"
+        if float(np.median(raw)) <= 1:
+            text += ", but half of its values are at most 1: make sure that they are no fractions"
+        notices.append(text)
+        return replace(self, whole=100.0)
 
     @property
     def batch_columns(self) -> tuple[str, ...]:
@@ -49,18 +74,19 @@ class Metric:
         return LOSSES.get(self.column, ())
 
     def values(self, frame: pd.DataFrame) -> Array:
-        """The metric of every row; NaN where there is none. Accuracies may be fractions or percentages."""
+        """The metric of every row; NaN where there is none."""
         raw = numbers(frame, self.column)
-        if not self.complement:
-            return raw
-        finite = raw[np.isfinite(raw)]
-        whole = 100.0 if finite.size and finite.max() > 1 else 1.0
-        return np.asarray(whole - raw)
+        return np.asarray(self.whole - raw) if self.complement else raw
 
 
 def axis_label(column: str) -> str:
     """The column's name with its unit, where it is known."""
     return _LABELS.get(column, column)
+
+
+def value_label(column: str) -> str:
+    """The label of the column's own values, not of the error that a fit makes of an accuracy."""
+    return f"{column} (accuracy)" if _ACCURACY.search(column) else axis_label(column)
 
 
 def numbers(frame: pd.DataFrame, column: str) -> Array:

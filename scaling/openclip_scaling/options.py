@@ -70,7 +70,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
 
 def settings_from(values: dict[str, Any]) -> Settings:
     """Settings from the values of the options. Raises UserError on an unknown law."""
-    law = values.pop("law")
+    law = values.pop("law", "both")
     if law != "both" and law not in LAWS:
         raise UserError(f"--law {law} is unknown; use {', '.join(LAWS)} or both.")
     laws = tuple(LAWS) if law == "both" else (law,)
@@ -78,20 +78,28 @@ def settings_from(values: dict[str, Any]) -> Settings:
     return Settings(laws=laws, where=where, **values)
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the shared options; it receives them as one argument called settings."""
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
-    common = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, (annotation, default) in _OPTIONS.items()
-    ]
+def with_settings(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the shared options but those left out; it receives them as one argument called settings."""
+    names = [name for name in _OPTIONS if name not in left_out]
 
-    def run(**values: Any) -> None:
-        options = {name: values.pop(name) for name in _OPTIONS}
-        command(settings=settings_from(options), **values)
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.name != "settings"]
+        common = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=_OPTIONS[name][1], annotation=_OPTIONS[name][0]
+            )
+            for name in names
+        ]
 
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + common
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
-    return run
+        def run(**values: Any) -> None:
+            options = {name: values.pop(name) for name in names}
+            command(settings=settings_from(options), **values)
+
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + common
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+        return run
+
+    return decorate

@@ -8,24 +8,33 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    LogFormatterSciNotation,
+    LogLocator,
+    NullFormatter,
+    ScalarFormatter,
+)
 
 from openclip_scaling.analysis import UNKNOWN, Analysis, GroupFit
 from openclip_scaling.errors import UserError
 from openclip_scaling.flops import ATTENTION_MACS
-from openclip_scaling.metrics import axis_label, numbers
+from openclip_scaling.metrics import axis_label, numbers, value_label
 from openclip_scaling.points import Points
 from openclip_scaling.runs import write_atomically
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#888888")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
+LINES = ("-", "--", ":", "-.")
 FORMATS = ("png", "svg", "pdf")
 _WIDTH = 6.4  # inches
 _DPI = 200
@@ -61,7 +70,8 @@ def scaling_figure(analysis: Analysis, law: str) -> Figure:
     fits = analysis.by_law(law)
     if not fits:
         raise UserError(f"There is no fit of the law {law!r} to draw.")
-    figure = Figure(figsize=(_WIDTH, 5.4), layout="constrained")
+    # The legend stands above, where it hides nothing: a line for each group and one for the bands.
+    figure = Figure(figsize=(_WIDTH, 5.2 + 0.16 * (len(fits) + 1)), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
     style = styles(fits)
     for group, item in fits.items():
@@ -71,14 +81,28 @@ def scaling_figure(analysis: Analysis, law: str) -> Figure:
         residuals = 100 * np.expm1(item.fit.residuals)
         bottom.plot(item.fit.points.x, residuals, marker, color=color, markersize=4, alpha=0.85, mew=0)
     bottom.axhline(0, color="0.4", linewidth=0.8)
-    _log_axes(top)
+    _log_axes(top, _values(analysis, fits))
+    _band_keys(top, fits.values())
     top.set_ylabel(analysis.metric.label)
-    top.legend(frameon=False, fontsize=7.5, title=_formula(next(iter(fits.values()))), title_fontsize=8)
+    _legend_above(top, title=_formula(next(iter(fits.values()))))
     bottom.set_ylabel("residual (%)")
     bottom.set_xlabel(analysis.x_label)
     for axes in (top, bottom):
         _tidy(axes)
     return figure
+
+
+def _legend_above(axes: Axes, title: str) -> None:
+    axes.legend(
+        frameon=False,
+        fontsize=8,
+        title=title,
+        title_fontsize=9,
+        alignment="left",
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        borderaxespad=0.2,
+    )
 
 
 def _formula(item: GroupFit) -> str:
@@ -101,6 +125,9 @@ def legend_label(item: GroupFit) -> str:
 def _draw_points(axes: Axes, everything: Points, used: Points, color: str, marker: str) -> None:
     if len(everything) > len(used):
         axes.plot(everything.x, everything.y, marker, color=color, markersize=3, alpha=0.25, mew=0)
+    for run in used.runs:  # a thin line joins the checkpoints of a run
+        rows = [index for index, name in enumerate(used.run) if name == run]
+        axes.plot(used.x[rows], used.y[rows], color=color, linewidth=0.6, alpha=0.35)
     axes.plot(used.x, used.y, marker, color=color, markersize=4.5, alpha=0.85, mew=0)
 
 
@@ -111,26 +138,60 @@ def _draw_fit(axes: Axes, item: GroupFit, color: str, label: str, marker: str) -
     # The key shows line and marker together, whatever was drawn apart.
     axes.plot([], [], marker, linestyle="-", color=color, markersize=4.5, linewidth=1.4, label=label)
     band = item.boot.band(grid)
-    if band is not None:
-        limits = axes.get_ylim()
+    if band is None:
+        return
+    limits = axes.get_ylim()
+    if item.boot.reliable:
         axes.fill_between(grid, *band, color=color, alpha=0.15, linewidth=0)
-        # A band of few runs can be wider than all data; the points set the window.
-        axes.set_ylim(limits)
+    else:
+        for edge in band:  # filled, the bands of few runs would cover everything
+            axes.plot(grid, edge, ":", color=color, linewidth=0.9, alpha=0.8, scalex=False, scaley=False)
+    # A band of few runs can be wider than all data; the points set the window.
+    axes.set_ylim(limits)
 
 
-def _log_axes(axes: Axes) -> None:
+def _band_keys(axes: Axes, fits: Iterable[GroupFit]) -> None:
+    kinds = {item.boot.reliable for item in fits if item.boot.intervals}
+    if True in kinds:
+        axes.fill_between([], [], color="0.5", alpha=0.3, linewidth=0, label="95 % band")
+    if False in kinds:
+        axes.plot([], [], ":", color="0.3", linewidth=0.9, label="95 % band, not reliable")
+
+
+def _values(analysis: Analysis, fits: Mapping[str, GroupFit]) -> np.ndarray:
+    """Everything that must be seen: points, and fits over their range."""
+    points = [analysis.points[group].y for group in fits]
+    return np.concatenate([*points, *(item.fit.predict(item.fit.points.x) for item in fits.values())])
+
+
+def _log_axes(axes: Axes, values: np.ndarray) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
-    values = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.get_lines()])
-    values = values[np.isfinite(values) & (values > 0)]
     low, high = float(values.min()), float(values.max())
     pad = max((high / low) ** 0.08, 1.02)
     axes.set_ylim(low / pad, high * pad)
     if high / low < 20:  # little more than a decade: ticks at plain numbers
-        axes.yaxis.set_major_locator(LogLocator(base=10, subs=_subs(low, high, 4)))
+        axes.yaxis.set_major_locator(FixedLocator(plain_ticks(*axes.get_ylim())))
         axes.yaxis.set_major_formatter(ScalarFormatter())
         axes.yaxis.set_minor_formatter(NullFormatter())
     _log_ticks(axes)
+
+
+def plain_ticks(low: float, high: float) -> list[float]:
+    """Five or more round numbers in [low, high], the roundest first chosen, none too near to another for its label."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+    rounds = [[1.0], [2.0, 5.0], [3.0], *(np.arange(1, 10, step).round(3).tolist() for step in steps)]
+    apart = 0.07 * math.log(high / low)
+    ticks: list[float] = []
+    for values in rounds:
+        for tick in (value * 10.0**decade for decade in decades for value in values):
+            near = any(abs(math.log(tick / other)) < apart for other in ticks)
+            if low <= tick <= high and not near:
+                ticks.append(tick)
+        if len(ticks) >= 5:
+            break
+    return sorted(ticks)
 
 
 def _log_ticks(axes: Axes) -> None:
@@ -160,58 +221,97 @@ def _tidy(axes: Axes) -> None:
 
 
 def curves_figure(curves: pd.DataFrame, runs: pd.DataFrame, x: str = "samples_seen") -> Figure:
-    """Smoothed training loss of every run over `x` (samples_seen, step or hours); colour by attention.
+    """Smoothed training loss of every run over `x` (samples_seen, step or hours).
 
-    The thin line is every logged step, the thick one a running mean over a twentieth of them. Raises
-    UserError where there is no curve.
+    Colour by attention, line style by model size. The thin line is every logged step, the thick one a running
+    mean over a twentieth of them. Raises UserError where there is no curve.
     """
     if curves.empty:
         raise UserError("No training loss was logged, so there is no curve to draw.")
-    kinds = dict(zip(runs["run"].astype(str), _kinds(runs), strict=True))
-    style = styles(sorted(set(kinds.values())))
+    looks = _looks(runs)
     figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained")
     axes = figure.subplots()
     for run, part in curves.groupby("run", sort=True):
-        color = style[kinds[str(run)]][0] if str(run) in kinds else "0.5"
+        look = looks.get(str(run), _Look(UNKNOWN, "0.5", "o", "-", ""))
         along, loss = numbers(part, x), numbers(part, "train_loss")
-        axes.plot(along, loss, color=color, linewidth=0.4, alpha=0.25)
-        axes.plot(along, _running_mean(loss), color=color, linewidth=1.3)
-    for kind, (color, _) in style.items():
-        axes.plot([], [], color=color, linewidth=1.4, label=kind)
-    _label(axes, x, "train_loss")
+        axes.plot(along, loss, color=look.color, linewidth=0.4, alpha=0.25)
+        axes.plot(along, _running_mean(loss), look.line, color=look.color, linewidth=1.3)
+    _finish(axes, x, "train_loss", looks.values(), markers=False)
     return figure
 
 
-def _kinds(frame: pd.DataFrame) -> list[str]:
-    return [UNKNOWN if pd.isna(value) else str(value) for value in frame["attention"]]
+def metric_figure(frame: pd.DataFrame, metric: str, x: str = "samples_seen") -> Figure:
+    """A metric of every run's checkpoints over `x`, one line per run: colour and marker by attention, style by size."""
+    figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained")
+    axes = figure.subplots()
+    frame = frame[np.isfinite(numbers(frame, metric))]
+    looks = _looks(frame)
+    for run, part in frame.groupby("run", sort=True):
+        look = looks[str(run)]
+        axes.plot(
+            numbers(part, x),
+            numbers(part, metric),
+            look.line,
+            color=look.color,
+            marker=look.marker,
+            markersize=3.5,
+            linewidth=1,
+        )
+    _finish(axes, x, metric, looks.values(), markers=True)
+    return figure
 
 
-def _label(axes: Axes, x: str, y: str) -> None:
+@dataclass(frozen=True)
+class _Look:
+    """How a run is drawn; size is its number of parameters in words, empty where it is not known."""
+
+    kind: str
+    color: str
+    marker: str
+    line: str
+    size: str
+
+
+def _looks(frame: pd.DataFrame) -> dict[str, _Look]:
+    """A look per run: attention gives colour and marker, size (to two digits) the line style, largest solid."""
+    runs = frame.drop_duplicates("run")
+    kinds = [UNKNOWN if pd.isna(value) else str(value) for value in runs["attention"]]
+    style = styles(sorted(set(kinds)))
+    counts = numbers(runs, "parameters") if "parameters" in runs.columns else np.full(len(runs), np.nan)
+    sizes = [float(f"{count:.2g}") for count in counts]
+    lines = dict(zip(sorted({s for s in sizes if s == s}, reverse=True), cycle(LINES)))
+    return {
+        str(run): _Look(kind, *style[kind], lines.get(size, "-"), _count(size))
+        for run, kind, size in zip(runs["run"], kinds, sizes, strict=True)
+    }
+
+
+def _count(parameters: float) -> str:
+    if not math.isfinite(parameters):
+        return ""
+    unit, name = (1e9, "B") if parameters >= 1e9 else (1e6, "M") if parameters >= 1e6 else (1e3, "k")
+    return f"{parameters / unit:.3g} {name} parameters"
+
+
+def _finish(axes: Axes, x: str, y: str, looks: Iterable[_Look], *, markers: bool) -> None:
+    """Axes, labels and a legend beside the data: attention kinds, then sizes where there are several."""
+    looks = list(looks)
+    for kind, color, marker in sorted({(look.kind, look.color, look.marker) for look in looks}):
+        axes.plot(
+            [], [], color=color, marker=marker if markers else "", markersize=3.5, linewidth=1.4, label=kind
+        )
+    sizes = {look.size: look.line for look in looks if look.size}
+    if len(sizes) > 1:
+        for line in LINES:
+            for size in (size for size, own in sizes.items() if own == line):
+                axes.plot([], [], line, color="0.3", linewidth=1.2, label=size)
     _log_ticks(axes)
     axes.set_xlabel(axis_label(x))
-    axes.set_ylabel(axis_label(y))
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_ylabel(value_label(y))
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     _tidy(axes)
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:
     window = max(1, len(values) // 20)
     return pd.Series(values).rolling(window, min_periods=1).mean().to_numpy()
-
-
-def metric_figure(frame: pd.DataFrame, metric: str, x: str = "samples_seen") -> Figure:
-    """A metric of every run's checkpoints over `x`, one line per run, colour and marker by attention."""
-    figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained")
-    axes = figure.subplots()
-    kinds = _kinds(frame)
-    style = styles(sorted(set(kinds)))
-    for run, part in frame.assign(kind=kinds).groupby("run", sort=True):
-        del run
-        color, marker = style[str(part["kind"].iloc[0])]
-        axes.plot(
-            numbers(part, x), numbers(part, metric), color=color, marker=marker, markersize=3.5, linewidth=1
-        )
-    for kind, (color, marker) in style.items():
-        axes.plot([], [], color=color, marker=marker, markersize=3.5, linewidth=1, label=kind)
-    _label(axes, x, metric)
-    return figure

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from openclip_scaling.analysis import Analysis, GroupFit, Progress, Settings, analyse
+from openclip_scaling.analysis import Analysis, Progress, Settings, analyse
 from openclip_scaling.compare import Comparison, compare_groups
 from openclip_scaling.errors import UserError
 from openclip_scaling.fit import Loss
 from openclip_scaling.laws import LAWS
-from openclip_scaling.metrics import metric_columns, metric_named
+from openclip_scaling.markdown import cell, comparisons_table, fits_table, summary
+from openclip_scaling.metrics import axis_label, metric_columns, metric_named
 from openclip_scaling.plot import curves_figure, metric_figure, save_figure, scaling_figure
 from openclip_scaling.runs import Collection, grouped, write_atomically
 from openclip_scaling.uncertainty import LEVEL, MINIMUM_RUNS
@@ -103,32 +104,48 @@ def write_report(
     names = list(metrics) if metrics else default_metrics(collection)
     if not names:
         raise UserError("The runs have neither a loss nor a top-1 accuracy; name a column with --metric.")
+    found: list[Analysis] = []
     sections, stored = [], []
     for name in names:
         if progress:
             progress(name)
-        text, result = _metric_section(folder, collection, replace(settings, metric=name, laws=tuple(LAWS)))
+        wanted = replace(settings, metric=name, laws=tuple(LAWS))
+        try:
+            analysis = analyse(collection.checkpoints, wanted)
+        except UserError as error:
+            sections.append(f"## {metric_named(name).label}\n\nNot fitted: {error}")
+            stored.append({"metric": name, "error": str(error)})
+            continue
+        text, result = _metric_section(folder, analysis)
+        found.append(analysis)
         sections.append(text)
         stored.append(result)
-    parts = [_head(collection, settings), *sections, _curves_section(folder, collection)]
-    parts += [_notices_section(collection), _runs_section(collection)]
+    parts = [
+        _head(collection, settings, found),
+        summary(found, names),
+        *sections,
+        _curves_section(folder, collection),
+    ]
+    parts += [_notices_section(collection), _runs_section(collection), _reading(settings)]
     write_atomically(folder / "fits.json", json.dumps(json_ready(stored), indent=1, allow_nan=False) + "\n")
     path = folder / "report.md"
     write_atomically(path, "\n\n".join(part for part in parts if part) + "\n")
     return path
 
 
-def _head(collection: Collection, settings: Settings) -> str:
+def _head(collection: Collection, settings: Settings, analyses: Sequence[Analysis]) -> str:
     frame = collection.checkpoints
     runs = frame["run"].nunique() if "run" in frame.columns else len(frame)
     lines = [
         "# Scaling report",
-        f"{len(frame)} checkpoints of {runs} runs. Fits in logs by {Loss(settings.delta).name}, points: "
-        f"{settings.points}; {LEVEL:.0%} intervals from {settings.draws} resamples of whole runs, widened by "
-        "a t interval. `a` is the exponent of the law: the metric falls as scale to the power `a`.",
+        f"{len(frame)} checkpoints of {runs} runs; scale: {axis_label(settings.x)}. `a` is the exponent of a law: "
+        "the metric goes as scale to the power `a`, so the more negative, the faster it falls. In brackets: "
+        f"{LEVEL:.0%} interval.",
     ]
-    counts = _runs_per_group(frame, settings.by)
-    few = {name: count for name, count in counts.items() if count < MINIMUM_RUNS}
+    counts: dict[str, int] = {}
+    for item in (item for analysis in analyses for item in analysis.fits):
+        counts[item.group] = max(item.boot.runs, counts.get(item.group, 0))
+    few = {name: count for name, count in sorted(counts.items()) if count < MINIMUM_RUNS}
     if few:
         listed = ", ".join(f"{name}: {count}" for name, count in few.items())
         lines.append(
@@ -138,22 +155,24 @@ def _head(collection: Collection, settings: Settings) -> str:
     return "\n\n".join(lines)
 
 
-def _runs_per_group(frame: pd.DataFrame, by: str) -> dict[str, int]:
-    if by not in frame.columns or "run" not in frame.columns:
-        return {}
-    usable = frame[frame["diverged"].astype(str) != "True"] if "diverged" in frame.columns else frame
-    return {str(name): int(part["run"].nunique()) for name, part in usable.groupby(by)}
+def _reading(settings: Settings) -> str:
+    return (
+        "## How the numbers were made\n\n"
+        f"Fits in logs by {Loss(settings.delta).name}, points: {settings.points}. Intervals come from "
+        f"{settings.draws} resamples of whole runs, widened by a t interval and, for a law with a floor E0, by the "
+        "profile of the fit over the floor. Not identified: the interval of `a` reaches 0 or is wider than twice "
+        "`a`, or that of E0 covers half of the lowest observed value or more. AIC compares laws on the same points "
+        "(lower is better; checkpoints of one run are not independent, so small differences mean nothing). At "
+        "optimum: how many starts of the optimiser reached the best fit. Training FLOP = 3 x 2 x forward MAC x "
+        "samples seen."
+    )
 
 
-def _metric_section(folder: Path, collection: Collection, settings: Settings) -> tuple[str, dict[str, Any]]:
-    title = f"## {metric_named(settings.metric).label}"
-    try:
-        analysis = analyse(collection.checkpoints, settings)
-    except UserError as error:
-        return f"{title}\n\nNot fitted: {error}", {"metric": settings.metric, "error": str(error)}
+def _metric_section(folder: Path, analysis: Analysis) -> tuple[str, dict[str, Any]]:
+    settings = analysis.settings
     comparisons = [item for law in settings.laws for item in compare_groups(_boots(analysis, law))]
-    lines = [title, f"Scale: {analysis.x_label}.", fits_table(analysis), _remarks(analysis)]
-    lines.append("\n".join(f"- {item.law}: {item.verdict}" for item in comparisons))
+    lines = [f"## {analysis.metric.label}", fits_table(analysis)]
+    lines += [comparisons_table(comparisons, analysis), _listed("To keep in mind", analysis.remarks)]
     for law in settings.laws:
         if analysis.by_law(law):
             path = folder / f"{slug(settings.metric)}-{law}.png"
@@ -178,40 +197,8 @@ def slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "metric"
 
 
-def fits_table(analysis: Analysis) -> str:
-    """The fits as a markdown table."""
-    names = (analysis.settings.by, "law", "a [95 %]", "b", "E0 [95 %]", "runs", "points", "AIC", "at optimum")
-    head, rule = f"| {' | '.join(names)} |", "|" + "---|" * len(names)
-    rows = []
-    for item in analysis.fits:
-        fit = item.fit
-        cells = [
-            _escaped(item.group), fit.law.formula, with_interval(item, "a"), f"{fit.parameters['b']:.4g}",
-            with_interval(item, "E0"), str(item.boot.runs), str(len(fit.points)),
-            "" if fit.aic is None else f"{fit.aic:.1f}", f"{fit.starts_at_optimum}/{fit.starts}",
-        ]  # fmt: skip
-        rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join([head, rule, *rows])
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def with_interval(item: GroupFit, name: str) -> str:
-    """A parameter with its interval, or with the word that it is not identified."""
-    if name not in item.fit.parameters:
-        return ""
-    value = f"{item.fit.parameters[name]:.4f}"
-    interval = item.boot.intervals.get(name)
-    if interval is None:
-        return f"{value} (no interval)"
-    text = f"{value} [{interval.low:.4f}, {interval.high:.4f}]"
-    return text if interval.identified else f"{text} not identified"
-
-
-def _remarks(analysis: Analysis) -> str:
-    return "\n".join(f"- {text}" for text in analysis.remarks)
+def _listed(title: str, texts: Sequence[str]) -> str:
+    return "\n".join([f"{title}:", "", *(f"- {text}" for text in texts)]) if texts else ""
 
 
 def _curves_section(folder: Path, collection: Collection) -> str:
@@ -255,15 +242,5 @@ def _runs_section(collection: Collection) -> str:
     if not columns:
         return ""
     head = "| " + " | ".join(_RUN_TABLE[column] for column in columns) + " |"
-    rows = ["| " + " | ".join(_cell(row[column]) for column in columns) + " |" for row in records(frame)]
+    rows = ["| " + " | ".join(cell(row[column]) for column in columns) + " |" for row in records(frame)]
     return "\n".join(["## Runs", "", head, "|" + "---|" * len(columns), *rows])
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, (int, float)):
-        return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
-    return _escaped(str(value))

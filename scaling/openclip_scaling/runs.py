@@ -29,7 +29,7 @@ from openclip_scaling.trajectory import divergence, global_batch, smoothed_loss,
 # Columns that describe a checkpoint; every other column of the table is a metric.
 RUN_COLUMNS = (
     "run", "model", "attention", "text_attention", "image_parameters", "text_parameters", "parameters",
-    "gmac_per_pair", "batch", "val_batch", "diverged",
+    "gmac_per_pair", "batch", "val_batch", "lr_schedule", "diverged",
 )  # fmt: skip
 CHECKPOINT_COLUMNS = (
     *RUN_COLUMNS, "epoch", "step", "samples_seen", "unique_samples_bound", "train_flop", "hours",
@@ -127,6 +127,8 @@ def _rows(run: Run) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         "val_batch": whole_number(run.params.get("batch_size")),
         "diverged": reason is not None,
     }
+    if "lr_scheduler" in run.params:
+        common["lr_schedule"] = run.params["lr_scheduler"]
     checkpoints = [_checkpoint_row(run, common, cost, epoch) for epoch in _epoch_numbers(run)]
     return _run_row(run, common, checkpoints), checkpoints
 
@@ -284,8 +286,8 @@ def load(path: Path) -> Collection:
 def read_csv(path: Path) -> pd.DataFrame:
     """Read a CSV file. Raises UserError when it is absent, empty or malformed."""
     try:
-        return pd.read_csv(path)
+        return pd.read_csv(path).rename(columns=lambda name: str(name).strip())
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror}.") from error
     except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a CSV table: {error}.") from error
+        raise UserError(f"{path} is not a CSV table: {str(error).strip().rstrip('.')}.") from error

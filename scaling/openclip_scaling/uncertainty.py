@@ -6,8 +6,10 @@ their checkpoints with them; a selection such as the frontier is made again in e
 With few runs the percentile interval of a bootstrap is too narrow: the draws can only mix the runs at hand.
 The interval given here is therefore the hull of the percentile interval and of estimate +- t(G - 1) x s, where
 s is half the central 68 % of the draws times sqrt(G / (G - 1)) for G runs. Where every point is a run of its own
-and the fit is by least squares, the ordinary t interval of the regression is taken in too. Below MINIMUM_RUNS
-even that is no more than a hint, and is marked as not reliable.
+and the fit is by least squares, the ordinary t interval of the regression is taken in too; for a law with a
+floor, so is its profile (see profile), since resamples that all sit on a bound show no spread. A curve that passes
+through all points has no interval. Below MINIMUM_RUNS even that is no more than a hint, and is marked as not
+reliable.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from openclip_scaling.errors import UserError
 from openclip_scaling.fit import Fit, predict_centred, refit
 from openclip_scaling.laws import Array
 from openclip_scaling.points import Points, Selection, all_points
+from openclip_scaling.profile import floor_limits
 
 MINIMUM_RUNS = 5
 LEVEL = 0.95
@@ -44,7 +47,7 @@ class Bootstrap:
 
     thetas has shape (draws that could be fitted, parameters), centred like the fit. failed counts the draws
     with too few different scales. reliable is False below MINIMUM_RUNS runs. intervals is empty for a single
-    run.
+    run, and where the curve passes through all points.
     """
 
     fit: Fit
@@ -64,6 +67,8 @@ class Bootstrap:
         if not self.intervals:
             if self.runs < 2:
                 return "no interval: one run does not show how runs differ"
+            if self.fit.degrees_of_freedom < 1:
+                return "no interval: a curve through all points shows no scatter"
             return f"no interval: most resamples of {self.runs} runs have too few different scales"
         if not self.reliable:
             return f"the intervals are not reliable with {self.runs} runs (fewer than {MINIMUM_RUNS})"
@@ -112,7 +117,7 @@ def bootstrap(
         thetas += [theta] * count
     array = np.array(thetas).reshape(len(thetas), len(fit.law.parameters))
     found = Bootstrap(fit, array, len(names), failed, seed, {})
-    usable = len(names) > 1 and len(thetas) >= draws / 2
+    usable = len(names) > 1 and fit.degrees_of_freedom > 0 and len(thetas) >= draws / 2
     return Bootstrap(fit, array, len(names), failed, seed, _intervals(found) if usable else {})
 
 
@@ -149,6 +154,7 @@ def spread(draws: Array, runs: int) -> Array:
 def _intervals(found: Bootstrap) -> dict[str, Interval]:
     fit = found.fit
     intervals = {}
+    limits = [fit.law.natural(theta, fit.c0, fit.e0) for theta in floor_limits(fit, found.runs, LEVEL)]
     for name in fit.law.parameters:
         estimate = fit.parameters[name]
         draws = found.values(name)
@@ -157,6 +163,7 @@ def _intervals(found: Bootstrap) -> dict[str, Interval]:
         else:
             low, high = hull(np.array(estimate), draws, found.runs)
         low, high = _with_regression(found, name, float(low), float(high))
+        low, high = min([low, *(at[name] for at in limits)]), max([high, *(at[name] for at in limits)])
         if name == "E0":
             low, high = max(low, 0.0), min(high, float(fit.points.y.min()))
         if name == "a" and fit.law.name != "power":

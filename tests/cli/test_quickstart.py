@@ -1,13 +1,17 @@
 """The quickstart at its smoke size: everything for real, and a second call repeats nothing."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.ladder import Recipe, Run, train_ladder
+from openclip_linattn.ladder import Recipe, Run, _last_line, train_ladder
 from openclip_linattn.quickstart import TINY, quickstart
 
 RECIPE = Recipe(
@@ -128,6 +132,77 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     with pytest.raises(UserError, match="no training run"):
         train_ladder([run], jobs=1)
     assert (run.folder / "thesis.tex").exists()
+
+
+def test_openclip_s_own_run_is_left_alone(tmp_path):
+    run = Run("ViT-T32-8-linear", RECIPE, tmp_path)
+    run.folder.mkdir()
+    (run.folder / "out.log").write_text("a run without checkpoints, trained by another command")
+    with pytest.raises(UserError, match="no training run of ours"):
+        train_ladder([run], jobs=1)
+    assert (run.folder / "out.log").exists()
+
+
+def test_one_evaluation_that_fails_does_not_end_the_others(tmp_path):
+    runs = [make_run(tmp_path / name, epochs=2, status="finished") for name in ("a", "b")]
+    evaluated = []
+
+    def evaluate(run: Run) -> None:
+        if run is runs[0]:
+            raise UserError("no images")
+        evaluated.append(run)
+
+    with pytest.raises(UserError, match="ViT-T32-8-linear failed: no images"):
+        train_ladder(runs, jobs=1, after=evaluate)
+    assert evaluated == runs[1:]
+
+
+def test_the_reason_of_a_failure_is_found_in_its_output(tmp_path):
+    log = tmp_path / "log"
+    for text, reason in (
+        ("Traceback\n  File x\ntorch.OutOfMemoryError: 3 GB\nI1130 00:26:02.897 cache_hits: 0\n", "3 GB"),
+        ("error: no shards\n\n", "error: no shards"),
+        ("Train Epoch: 0\nW1130 00:26:02.897 x\n", "Train Epoch: 0"),
+        ("", "no output"),
+    ):
+        log.write_text(text)
+        assert _last_line(log).endswith(reason)
+
+
+LADDER = """
+import sys
+from pathlib import Path
+from openclip_linattn.ladder import Recipe, Run, train_ladder
+recipe = Recipe("a.tar", "b.tar", 8, epoch_samples=64, epochs=2, batch_size=8, learning_rate=1e-3, warmup_steps=1)
+sys.executable = sys.argv[2]  # what the ladder starts for each run
+train_ladder([Run("ViT-T32-8-linear", recipe, Path(sys.argv[1]))], jobs=1)
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+def test_a_second_ladder_is_refused_and_children_end_with_theirs(tmp_path, ending):
+    sleeper, logs = tmp_path / "sleeper", tmp_path / "logs"
+    sleeper.write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/pid.part\nmv {tmp_path}/pid.part {tmp_path}/pid\nexec sleep 60\n"
+    )
+    sleeper.chmod(0o755)
+    ladder = subprocess.Popen([sys.executable, "-c", LADDER, str(logs), str(sleeper)], stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "pid").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child = int((tmp_path / "pid").read_text())
+    run = Run("ViT-T32-8-linear", RECIPE, logs)
+    with pytest.raises(UserError, match="another ladder trains in"):
+        train_ladder([run], jobs=1)
+    ladder.send_signal(ending)
+    ladder.communicate(timeout=30)
+    if ending == signal.SIGTERM:
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)
+    else:  # nothing can be done when killed; but the child it left keeps the folder
+        with pytest.raises(UserError, match="a run that it left behind"):
+            train_ladder([run], jobs=1)
+        os.kill(child, signal.SIGKILL)
 
 
 def test_an_interrupt_ends_the_children(tmp_path, monkeypatch):

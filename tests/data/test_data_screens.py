@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from openclip_linattn.cli.data import app
 from openclip_linattn.data.grid import sample_grid
+from openclip_linattn.data.shapes import write_shapes
 from openclip_linattn.errors import UserError
 
 
@@ -32,6 +33,12 @@ def test_shapes_then_check(tmp_path):
     assert checked.exit_code == 0
     assert "No problems found" in checked.output
     assert "3 of 3 shards" in checked.output
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written"):
+        write_shapes(tmp_path / "file" / "set", 4)
 
 
 def test_digits(tmp_path):

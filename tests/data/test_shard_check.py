@@ -156,6 +156,26 @@ def test_remote_shards_are_reported_as_not_checked():
     assert any("4 remote shards were not checked" in text for text in report.warnings)
 
 
+def test_a_folder_with_a_gap_in_its_numbers_is_told(good_set):
+    shards = sorted(good_set.glob("*.tar"))
+    shards[1].unlink()
+    report = check(str(good_set))
+    assert [Path(path).name for path in report.gaps] == [shards[1].name]
+    assert any("1 shard is not there" in text and shards[1].name in text for text in report.warnings)
+    assert report.errors == []
+
+
+def test_statistics_without_their_tar_are_a_gap(good_set):
+    (good_set / "00041_stats.json").write_text("{}", encoding="utf-8")
+    assert [Path(path).name for path in check(str(good_set)).gaps] == ["00041.tar"]
+
+
+def test_a_part_of_a_larger_set_has_no_gap(tmp_path, good_set):
+    for number, shard in enumerate(sorted(good_set.glob("*.tar"))):
+        (tmp_path / f"{number + 7}.tar").write_bytes(shard.read_bytes())
+    assert check(str(tmp_path)).gaps == []
+
+
 def test_missing_shards_are_listed_where_allowed(good_set):
     (good_set / "00002.tar").unlink()
     pattern = f"{good_set}/{{00000..00004}}.tar"

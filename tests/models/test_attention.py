@@ -101,6 +101,19 @@ def test_other_masks_and_cross_attention_are_refused(kind):
             module(x, attn_mask=mask)
     with pytest.raises(UserError, match="self-attention"):
         module(x, torch.randn(2, 5, 32), x)
+    if kind != "lininfsa":
+        module(x, attn_mask=torch.full((5, 5), -math.inf).triu(1))  # one good mask does not let others pass
+        for shape in ((2, 5, 5), (7, 7)):
+            with pytest.raises(UserError, match="mask"):
+                module(x, attn_mask=torch.full(shape, -math.inf).triu(1))
+
+
+@pytest.mark.parametrize("kind", ["infsa", "neumannlinear"])
+def test_factors_have_the_precision_of_a_float64_model(kind):
+    module = OperatorAttention(32, 2, kind=kind, train_tokens=37).double()
+    for name in module.factors:
+        assert module.factor(name).dtype == torch.float64
+        assert module.bfloat16().factor(name).dtype == torch.float32
 
 
 def test_unknown_kind_and_foreign_blocks_are_refused():

@@ -6,6 +6,8 @@ import open_clip
 import pytest
 import torch
 
+from openclip_linattn.errors import UserError
+
 KINDS = (
     "softmax",
     "linear",
@@ -62,10 +64,38 @@ def test_another_kind_is_refused_even_when_not_strict():
         open_clip.create_model("ViT-T32-8-normlinearmean").load_state_dict(weights, strict=False)
 
 
-def test_a_softmax_text_tower_is_not_taken_for_a_linear_one():
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_softmax_text_tower_is_not_taken_for_a_linear_one(strict):
     weights = open_clip.create_model("ViT-T32-8-linear-text").state_dict()
-    with pytest.raises(RuntimeError, match="attention_kind"):
-        open_clip.create_model("ViT-T32-8-linear").load_state_dict(weights)
+    with pytest.raises(
+        UserError, match=r"text tower was trained with linear .* has softmax.*\.\.\.-linear-text\."
+    ):
+        open_clip.create_model("ViT-T32-8-linear").load_state_dict(weights, strict=strict)
+
+
+@pytest.mark.parametrize("custom", [False, True], ids=["plain", "custom-text"])
+def test_a_softmax_text_tower_starts_a_linear_one_with_a_warning(custom):
+    model = open_clip.create_model("ViT-T32-8-linear-text", force_custom_text=custom)
+    image_only = open_clip.create_model("ViT-T32-8-linear", force_custom_text=custom).state_dict()
+    stock = open_clip.create_model("ViT-T32-8-softmax", force_custom_text=custom).state_dict()
+    for weights, words in (
+        (stock, "the checkpoint names"),
+        (image_only, "the checkpoint's text tower names"),
+    ):
+        with pytest.warns(UserWarning, match=words) as caught:
+            model.load_state_dict(weights)
+        assert len(caught) == 1
+
+
+def test_parts_of_a_checkpoint_are_not_taken_for_stock_weights():
+    model = open_clip.create_model("ViT-T32-8-infsa-text")
+    weights = {key: value for key, value in model.state_dict().items() if key.startswith("visual.")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        missing = model.load_state_dict(weights, strict=False).missing_keys
+        assert "transformer.resblocks.0.attn.rho_logit" in missing
+        missing = model.load_state_dict({}, strict=False).missing_keys
+    assert "visual.transformer.attention_kind" in missing
 
 
 def test_openclip_s_own_softmax_refuses_a_linear_checkpoint(tmp_path):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import subprocess
 import sys
 
@@ -221,3 +222,19 @@ def test_the_placeholder_is_no_timm_model():
         timm.create_model(name)(torch.zeros(1, 3, 48, 48))
     with pytest.raises(UserError, match="does not take drop_path_rate"):
         timm.create_model(name, drop_path_rate=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ViT-T32-8-linear", "ViT-mine-8-linear"])
+def test_two_folders_with_one_name_are_refused(name, tmp_path, monkeypatch):
+    """Also where both are new to the process, the package's own configs included."""
+    config = json.loads((builtin_folder() / "ViT-T32-8-linear.json").read_text())
+    for folder, width in (("a", 48), ("b", 64)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.json").write_text(json.dumps({**config, "embed_dim": width}))
+    monkeypatch.setenv("OPENCLIP_LINATTN_MODEL_CONFIGS", f"{tmp_path}/a{os.pathsep}{tmp_path}/b")
+    result = subprocess.run(
+        [sys.executable, "-c", "import openclip_linattn, open_clip"],
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert f"the model name {name} is taken by" in result.stderr.splitlines()[-1]

@@ -57,7 +57,7 @@ def test_a_nan_and_a_diverged_run_are_left_out_and_named() -> None:
     assert exponents(found) == exponents(analyse(clean.drop(index=1), FAST))
     text = "\n".join(found.notices)
     assert "left out, diverged: lost" in text
-    assert "val_loss is missing, not finite or not positive: linear-0 epoch 2" in text
+    assert "val_loss is missing or not a positive finite number: linear-0 epoch 2" in text
 
 
 def test_error_in_percent_and_in_fraction_have_one_exponent() -> None:
@@ -70,6 +70,87 @@ def test_error_in_percent_and_in_fraction_have_one_exponent() -> None:
     assert first.points["linear"].y == pytest.approx(
         table()["val_loss"][:9].sort_values(ascending=False) / 5, rel=1e-9
     )
+
+
+def test_the_error_is_labelled_in_the_unit_of_the_table() -> None:
+    settings = replace(FAST, metric="set/labels/top1")
+    fraction = table()
+    percent = fraction.assign(**{"set/labels/top1": 100 * fraction["set/labels/top1"]})
+    assert analyse(fraction, settings).metric.label == "set/labels/top1, error (1 - accuracy)"
+    found = analyse(percent, settings)
+    assert found.metric.label == "set/labels/top1, error (100 - accuracy, %)"
+    assert any("taken as percentages" in text for text in found.notices)
+
+
+def test_one_percentage_among_fractions_is_pointed_out() -> None:
+    spoiled = table()
+    spoiled.loc[0, "set/labels/top1"] *= 100
+    found = analyse(spoiled, replace(FAST, metric="set/labels/top1"))
+    assert any("make sure that they are no fractions" in text for text in found.notices)
+
+
+@pytest.mark.parametrize("value", [-0.2, 250.0])
+def test_what_cannot_be_an_accuracy_is_refused(value: float) -> None:
+    spoiled = table()
+    spoiled.loc[0, "set/labels/top1"] = value
+    with pytest.raises(UserError, match="is no accuracy"):
+        analyse(spoiled, replace(FAST, metric="set/labels/top1"))
+
+
+@pytest.mark.parametrize("name", ["set/mean_per_class", "set/image_retrieval_recall@5", "acc1", "set/top-1"])
+def test_accuracies_are_known_by_name(name: str) -> None:
+    assert metric_named(name).complement
+
+
+def test_repeated_rows_are_left_out_and_counted() -> None:
+    once = table()
+    twice = analyse(pd.concat([once, once], ignore_index=True), FAST)
+    assert [item.as_dict() for item in twice.fits] == [item.as_dict() for item in analyse(once, FAST).fits]
+    assert "left out, equal to another row in every column: 18 rows" in twice.notices
+
+
+def test_rows_without_a_run_are_runs_of_their_own() -> None:
+    spoiled = table()
+    spoiled.loc[[0, 3], "run"] = None
+    found = analyse(spoiled, FAST)
+    assert len(found.points["linear"].runs) == 5
+    assert "rows without a run, each taken as a run of its own: 2" in found.notices
+
+
+@pytest.mark.parametrize(("schedule", "said"), [("const", False), ("cosine", True), (None, True)])
+def test_decay_is_spoken_of_unless_the_rate_is_constant(schedule: str | None, said: bool) -> None:
+    found = analyse(table(lr_schedule=schedule), FAST)
+    assert any("its learning rate has decayed" in text for text in found.notices) is said
+
+
+def test_a_rising_metric_has_no_saturating_fit_worth_a_word() -> None:
+    rising = table()
+    rising["val_loss"] = (rising["train_flop"] / 1e12) ** 0.1
+    found = analyse(rising, replace(FAST, laws=("saturating",)))
+    assert any("does not fall on these points" in text for text in found.remarks)
+
+
+@pytest.mark.parametrize(
+    ("costs", "points", "said"),
+    [((0.1, 0.2), "all", True), ((0.1, 0.2), "frontier", False), ((0.1, 0.102), "all", False)],
+)
+def test_sizes_fitted_together_are_spoken_of(costs: tuple[float, float], points: str, said: bool) -> None:
+    sized = table()
+    sized["gmac_per_pair"] = np.resize(np.repeat(costs, 3), len(sized))
+    found = analyse(sized, replace(FAST, points=points))
+    assert any("model sizes are fitted together" in text for text in found.notices) is said
+
+
+def test_an_empty_table_is_named() -> None:
+    with pytest.raises(UserError, match="The table has no rows"):
+        analyse(table().iloc[:0], FAST)
+
+
+def test_an_unknown_batch_is_called_so() -> None:
+    mixed = table()
+    mixed.loc[0, "batch"] = np.nan
+    with pytest.raises(UserError, match="batch unknown"):
+        analyse(mixed, FAST)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +246,7 @@ def test_wrong_settings_are_sentences(change: dict[str, Any], message: str) -> N
 
 
 def test_compute_that_is_not_known_is_named() -> None:
-    with pytest.raises(UserError, match="train_flop is missing"):
+    with pytest.raises(UserError, match="train_flop is missing or not a positive"):
         analyse(table(train_flop=None), FAST)
 
 

@@ -22,6 +22,7 @@ from openclip_scaling.plot import (
     curves_figure,
     legend_label,
     metric_figure,
+    plain_ticks,
     save_figure,
     scaling_figure,
     styles,
@@ -104,7 +105,7 @@ def test_fit_prints_both_laws_and_warns(ladder: Path, capsys: Any) -> None:
 
 def test_compare_gives_a_plain_verdict(ladder: Path, capsys: Any) -> None:
     assert run("compare", str(ladder), "--law", "power", *FAST) == 0
-    assert "intervals are not reliable" in capsys.readouterr().out
+    assert "intervals from fewer than 5 runs are not reliable" in capsys.readouterr().out
     assert run("compare", str(ladder), "--where", "attention=linear", *FAST) == 2
     assert "one group only (linear)" in capsys.readouterr().err
 
@@ -155,7 +156,8 @@ def test_a_figure_shows_its_data(ladder: Path, tmp_path: Path) -> None:
     assert bottom.get_ylabel() == "residual (%)"
     legend = top.get_legend()
     assert legend is not None
-    texts = [text.get_text() for text in legend.get_texts()]
+    *texts, band = [text.get_text() for text in legend.get_texts()]
+    assert band == "95 % band, not reliable"
     assert texts == [legend_label(item) for item in analysis.fits]
     assert all(
         re.search(r"a = -0\.\d{3} (\[.*3 runs: not reliable|.*not identified)|not identified", t)
@@ -216,7 +218,7 @@ def test_report_links_what_it_writes_and_says_what_is_not_reliable(
     path = Path(strict_json(capsys.readouterr().out)["report"])
     text = path.read_text(encoding="utf-8")
     assert "Intervals are not reliable with fewer than 5 runs per attention" in text
-    assert "not distinguishable with 3 runs each; intervals are not reliable" in text
+    assert "with 3 runs each; intervals from fewer than 5 runs are not reliable" in text
     for heading in (
         "validation loss",
         "training loss",
@@ -232,6 +234,54 @@ def test_report_links_what_it_writes_and_says_what_is_not_reliable(
     )
     stored = strict_json((path.parent / "fits.json").read_text(encoding="utf-8"))
     assert [item["metric"] for item in stored] == ["val_loss", "train_loss", "shapes/color x shape/top1"]
+
+
+def test_report_shows_every_exponent_at_a_glance(ladder: Path, tmp_path: Path) -> None:
+    text = write_report(tmp_path, collect([ladder]), settings=Settings(draws=100)).read_text(encoding="utf-8")
+    table = text.split("## Exponents at a glance")[1].split("## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+    assert rows[0] == "| metric | linear | softmax |"
+    assert len(rows) == 2 + 3
+    assert all(len(re.findall(r"-?\d\.\d{4} \[-?\d+\.\d{4}, -?\d+\.\d{4}\]", row)) == 2 for row in rows[2:])
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.83, 3.5), (1.7, 3.5), (0.06, 1.2), (0.8, 0.9), (9.5, 11), (2, 2.1)]
+)
+def test_tick_labels_do_not_run_into_each_other(low: float, high: float) -> None:
+    ticks = plain_ticks(low, high)
+    assert len(ticks) >= 4
+    assert low <= ticks[0] < ticks[-1] <= high
+    assert np.diff(np.log(ticks)).min() >= 0.069 * np.log(high / low)
+    assert all(len(f"{tick:.4g}") <= 5 for tick in ticks)
+
+
+def test_report_states_differences_with_intervals(ladder: Path, tmp_path: Path) -> None:
+    text = write_report(tmp_path, collect([ladder]), settings=Settings(draws=100)).read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| linear, softmax \| (power|saturating) \| [+-]\d\.\d{4} \[.*\] \| .*\|$", text, re.MULTILINE
+    )
+    assert sorted(rows) == ["power"] * 3 + ["saturating"] * 3
+
+
+def test_report_of_one_metric(ladder: Path, tmp_path: Path) -> None:
+    assert run("report", str(ladder), "-o", str(tmp_path), "--metric", "train_loss", *FAST) == 0
+    stored = strict_json((tmp_path / "fits.json").read_text(encoding="utf-8"))
+    assert [item["metric"] for item in stored] == ["train_loss"]
+
+
+def test_curves_tell_sizes_apart(ladder: Path) -> None:
+    found = collect([ladder])
+    legend = metric_figure(found.checkpoints, "val_loss").axes[0].get_legend()
+    assert legend is not None
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts[:2] == ["linear", "softmax"]
+    assert len(texts) == 2 + 3
+    assert all(text.endswith("parameters") for text in texts[2:])
+    lines = {
+        line.get_linestyle() for line in metric_figure(found.checkpoints, "val_loss").axes[0].get_lines()
+    }
+    assert lines == {"-", "--", ":"}
 
 
 def test_report_names_a_metric_that_cannot_be_fitted(ladder: Path, tmp_path: Path) -> None:

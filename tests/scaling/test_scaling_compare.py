@@ -125,6 +125,42 @@ def test_band_holds_the_curve_and_widens_beyond_the_data() -> None:
     assert high[3] / low[3] > high[1] / low[1]
 
 
+def test_a_curve_through_all_points_has_no_interval() -> None:
+    points = Points(np.array([1e9, 1e10]), np.array([2.0, 1.0]), ("a", "b"))
+    found = boot(points)
+    assert found.intervals == {}
+    assert found.notice == "no interval: a curve through all points shows no scatter"
+
+
+def test_a_floor_on_its_bound_is_not_taken_as_known() -> None:
+    """The draws all give a floor of 0; the profile tells how high it could be."""
+    generator = np.random.default_rng(3)
+    logs = np.tile(np.linspace(0, 2, 5), 4)
+    metric = np.exp(-0.1 * logs - 0.2 * logs**2 + 0.02 * generator.normal(size=20))  # falls ever faster
+    points = Points(1e9 * np.exp(logs), metric, tuple(np.repeat(list("abcd"), 5).tolist()))
+    found = boot(points, "saturating")
+    assert found.fit.parameters["E0"] == pytest.approx(0, abs=1e-9)
+    floor = found.intervals["E0"]
+    assert np.quantile(found.values("E0"), 0.975) < 1e-6
+    assert floor.low == 0
+    assert floor.high > 0.1 * points.y.min()
+
+
+def test_a_well_measured_floor_stays_identified() -> None:
+    x = np.geomspace(1e6, 1e12, 12)
+    noise = np.exp(0.002 * np.random.default_rng(0).normal(size=12))
+    points = Points(x, (1.5 + 200 * x**-0.4) * noise, tuple(f"r{i}" for i in range(12)))
+    floor = boot(points, "saturating").intervals["E0"]
+    assert floor.identified
+    assert floor.low < 1.5 < floor.high
+    assert floor.high - floor.low < 0.1
+
+
+def test_both_rising_is_not_called_falling() -> None:
+    found = only(ladder(0.2, 8, 1), ladder(0.1, 8, 2))
+    assert "linear rises faster with scale" in found.verdict
+
+
 def test_too_few_draws_are_refused() -> None:
     with pytest.raises(UserError, match="at least 100"):
         boot(ladder(-0.1, 3), draws=10)
@@ -146,13 +182,13 @@ def test_equal_exponents_are_not() -> None:
 def test_three_runs_never_give_a_verdict() -> None:
     found = only(ladder(-0.3, 3, 1, noise=0.001), ladder(-0.1, 3, 2, noise=0.001))
     assert not found.distinguishable
-    assert "with 3 runs each; intervals are not reliable" in found.verdict
+    assert "with 3 runs each; intervals from fewer than 5 runs are not reliable" in found.verdict
 
 
 def test_one_run_in_a_group_gives_no_verdict() -> None:
     found = only(ladder(-0.1, 1), ladder(-0.1, 6))
     assert found.interval is None
-    assert "no verdict with 1 and 6 runs" in found.verdict
+    assert found.verdict == "linear and softmax: no verdict with 1 and 6 runs; no interval for linear."
 
 
 def test_ratio_at_the_largest_common_scale() -> None:

@@ -268,3 +268,16 @@ def test_selections() -> None:
     assert SELECTIONS["ends"](chosen).x.tolist() == [100.0, 200.0]
     assert SELECTIONS["frontier"](chosen).y.tolist() == [9.0, 7.0, 6.5, 6.0]
     assert SELECTIONS["bins"](chosen).y.tolist() == [9.0, 6.5, 6.0]  # two of the five bins are empty
+
+
+def test_parameters_held_by_a_bound_are_named() -> None:
+    x = np.geomspace(1e9, 1e12, 6)
+    runs = tuple("abcdef")
+    flat_end = fit_law(Points(x, np.array([3.0, 2.2, 2.01, 2.0, 2.02, 2.03]), runs), LAWS["saturating"])
+    assert flat_end.parameters["E0"] == pytest.approx(2.0)
+    assert any("held at the lowest value observed" in text for text in flat_end.notices)
+    rising = fit_law(Points(x, x**0.1, runs), LAWS["saturating"])
+    assert any("does not fall on these points" in text for text in rising.notices)
+    near = np.geomspace(1e9, 1.5e9, 6)
+    step = fit_law(Points(near, np.array([9.0, 1.0, 1.02, 0.98, 1.01, 0.99]), runs), LAWS["saturating"])
+    assert any("ran to its bound" in text for text in step.notices)

@@ -7,11 +7,12 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from open_clip_train.params import parse_args
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.manifest import Manifest, Plan, machine_facts, model_facts, read_manifest
 from openclip_linattn.registration import model_name
-from openclip_linattn.train import default_name, main, reads_shards, run
+from openclip_linattn.train import csv_rows, default_name, is_shards, main, run
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,94 @@ def test_a_folder_is_translated(flags, shards, monkeypatch, tmp_path):
         run(["--model", "ViT-T32-8-linear", *flags, "--dataset-type", "auto", "--train-data", str(copy)]) == 0
     )
     (argv,) = seen
-    assert argv[-4:] == ["--train-data", f"{copy}/{{00000..00003}}.tar", "--dataset-type", "webdataset"]
+    args = parse_args(argv)
+    assert (args.train_data, args.dataset_type) == (f"{copy}/{{00000..00003}}.tar", "webdataset")
+
+
+def test_folders_anywhere_are_translated(flags, shards, monkeypatch):
+    seen = []
+    monkeypatch.setattr("openclip_linattn.train.open_clip_main", seen.append)
+    sources = [
+        "--train-data",
+        f"{shards}::{shards}",
+        "--train-num-samples",
+        "256",
+        "--val-data",
+        f"{shards}/test",
+    ]
+    assert run(["--model", "ViT-T32/8-linear", *flags, *sources]) == 0
+    args = parse_args(seen[0])
+    assert args.model == "ViT-T32-8-linear"
+    assert args.train_data == f"{shards}/{{00000..00003}}.tar::{shards}/{{00000..00003}}.tar"
+    assert args.val_data == f"{shards}/test/0.tar"
+
+
+@pytest.mark.parametrize("name", ["9.tar", "bare.tar"])
+def test_validation_shards_are_looked_at_before_training(flags, tmp_path, name):
+    with tarfile.open(tmp_path / "bare.tar", "w"):
+        pass
+    with pytest.raises(UserError, match="(?s)^--val-data: .*" + name):
+        run(["--model", "ViT-T32-8-linear", *flags, "--val-data", str(tmp_path / name)])
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "words"),
+    [
+        ("ViT-B-16-linear", "laion400m_e32", r'get_pretrained_cfg\("ViT-B-16", "laion400m_e32"\)'),
+        ("ViT-T32-8-linear", "laion400m_e32", "no released weights"),
+        ("ViT-T32-8-linear", "nowhere/epoch_1.pt", "no such file"),
+    ],
+)
+def test_weights_that_are_not_there(flags, model, weights, words):
+    with pytest.raises(UserError, match=words):
+        run(["--model", model, *flags, "--pretrained", weights])
+    with pytest.raises(UserError, match="no such checkpoint"):
+        run(["--model", model, *flags, "--resume", "nowhere/epoch_1.pt"])
+
+
+def test_csv_files_are_read_as_openclip_reads_them(tmp_path):
+    table = tmp_path / "a.csv"
+    table.write_text('filepath\ttitle\na.jpg\tone\nb.jpg\t"two\nlines"\n')
+    assert csv_rows(str(table), "\t", ("filepath", "title")) == 2
+    with pytest.raises(UserError, match=r"no column 'filepath'.*--csv-separator \(now ','\)"):
+        csv_rows(str(table), ",", ("filepath", "title"))
+    with pytest.raises(UserError, match="no column 'caption'"):
+        csv_rows(str(table), "\t", ("filepath", "caption"))
+    for name, content in (("missing.csv", None), ("empty.csv", b""), ("binary.csv", b"\xff\xfe\x00")):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=name):
+            csv_rows(str(tmp_path / name), "\t", ("filepath", "title"))
+
+
+@pytest.mark.parametrize("extra", [["--train-num-samples", "20"], ["--train-num-samples", "0"]])
+def test_an_epoch_without_a_step_is_refused(flags, extra, tmp_path):
+    with pytest.raises(UserError, match="nothing would be trained"):
+        run(
+            ["--model", "ViT-T32-8-linear", *flags, "--train-data", "", "--dataset-type", "synthetic", *extra]
+        )
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_run_with_local_logs_is_not_written_over(flags, tmp_path):
+    folder = tmp_path / "logs" / "old"
+    folder.mkdir(parents=True)
+    (folder / "out-0").write_text("")
+    with pytest.raises(UserError, match="the run 'old' exists already"):
+        run(["--model", "ViT-T32-8-linear", *flags, "--name", "old", "--log-local"])
+
+
+def test_an_evaluation_leaves_the_record_of_the_training(flags, shards, monkeypatch, tmp_path):
+    monkeypatch.setattr("openclip_linattn.train.open_clip_main", lambda argv: None)
+    command = ["--model", "ViT-T32-8-linear", *flags, "--name", "x"]
+    assert run(command) == 0
+    before = read_manifest(tmp_path / "logs" / "x")
+    evaluation = [*command, "--train-data", "", "--val-data", f"{shards}/test/0.tar"]
+    assert run([*evaluation, "--resume", "latest"]) == 0
+    assert read_manifest(tmp_path / "logs" / "x") == before
+    assert run([*evaluation, "--name", "y"]) == 0
+    facts = read_manifest(tmp_path / "logs" / "y")
+    assert (facts["status"], "seen" in facts) == ("evaluated", False)
 
 
 def test_other_processes_only_train(flags, monkeypatch, tmp_path):
@@ -120,7 +208,13 @@ def test_default_name_is_openclip_s():
     [("a.tar", "auto", True), ("a.csv", "auto", False), ("a", "webdataset", True), (None, "auto", False)],
 )
 def test_which_data_are_shards(data, kind, expected):
-    assert reads_shards(Namespace(train_data=data, dataset_type=kind)) is expected
+    assert is_shards(data, kind) is expected
+
+
+def test_a_source_without_an_ending_needs_its_type(flags, shards):
+    command = ["--model", "ViT-T32-8-linear", *flags, "--dataset-type", "auto", "--train-num-samples", "32"]
+    with pytest.raises(UserError, match="--dataset-type webdataset"):
+        run([*command, "--train-data", f"pipe:cat {shards}/00000.tar -"])
 
 
 @pytest.mark.parametrize(
