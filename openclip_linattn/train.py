@@ -18,13 +18,19 @@ from open_clip_train.distributed import world_info_from_env
 from open_clip_train.main import main as open_clip_main
 from open_clip_train.params import parse_args
 
-from openclip_linattn.data.check import check
-from openclip_linattn.data.preflight import SILENCE, PreflightResult, preflight
+from openclip_linattn.data.preflight import PreflightResult
 from openclip_linattn.data.sources import as_pattern
 from openclip_linattn.errors import UserError
 from openclip_linattn.manifest import Manifest, Plan, machine_facts, model_facts
 from openclip_linattn.registration import model_name, models
 from openclip_linattn.resume import epoch_of, epochs_done, latest_checkpoint
+from openclip_linattn.training_data import (
+    is_shards,
+    look_at_shards,
+    look_at_validation,
+    training_plan,
+    trains,
+)
 
 # What OpenCLIP cannot do with our models, and why.
 REFUSED = {
@@ -33,6 +39,7 @@ REFUSED = {
     "force_quick_gelu": "--force-quick-gelu: OpenCLIP does not hand it to these towers; leave it out",
     "pretrained_image": "--pretrained-image: there are no image-only weights; use --pretrained PATH",
 }
+FOREIGN = ("hf-hub:", "local-dir:")  # such models bring a config and a tokenizer of their own
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,9 +74,7 @@ def settle(args: argparse.Namespace) -> list[str]:
     A run without --name gets one, ViT-B/16 becomes ViT-B-16, and folders of shards become patterns.
     """
     settled: dict[str, str] = {}
-    if not args.model.startswith(
-        ("hf-hub:", "local-dir:")
-    ):  # these bring a config and a tokenizer of their own
+    if not args.model.startswith(FOREIGN):
         settled["model"] = model_name(args.model)
     if args.name is None:
         settled["name"] = default_name(args)
@@ -114,12 +119,8 @@ def check_command(args: argparse.Namespace, *, master: bool = True) -> None:
                 raise UserError(f"{args.model} does not work with {reason}")
         if args.pretrained and not Path(args.pretrained).exists():
             raise UserError(_no_weights(args.model, args.pretrained))
-    if (
-        args.resume
-        and args.resume != "latest"
-        and "://" not in args.resume
-        and not Path(args.resume).exists()
-    ):
+    by_path = args.resume and args.resume != "latest" and "://" not in args.resume
+    if by_path and not Path(args.resume).exists():
         raise UserError(f"--resume {args.resume}: no such checkpoint")
     log = run_folder(args) / ("out-0" if getattr(args, "log_local", False) else "out.log")
     if master and log.exists() and args.resume != "latest":
@@ -150,102 +151,6 @@ def run_folder(args: argparse.Namespace) -> Path:
     return Path(str(args.logs)) / str(args.name)
 
 
-def trains(args: argparse.Namespace) -> bool:
-    """Whether the command trains, rather than evaluates only."""
-    return bool(args.train_data) or args.dataset_type == "synthetic"
-
-
-def is_shards(source: str | None, dataset_type: str) -> bool:
-    """Whether OpenCLIP would read a source as webdataset shards.
-
-    Raises UserError where it has to guess by the ending and cannot.
-    """
-    if not source:
-        return False
-    if dataset_type == "auto":
-        ending = source.split(".")[-1]
-        if ending not in ("tar", "csv", "tsv"):
-            raise UserError(
-                f"OpenCLIP cannot tell by its ending what {source} is: give --dataset-type webdataset, or csv"
-            )
-        return ending == "tar"
-    return dataset_type == "webdataset"
-
-
-def look_at_shards(args: argparse.Namespace, world_size: int) -> PreflightResult | None:
-    """Checks the training shards as far as it takes seconds; raises UserError where training would hang or fail."""
-    if not is_shards(args.train_data, args.dataset_type):
-        return None
-    checked = preflight(
-        args.train_data,
-        world_size=world_size,
-        workers=args.workers,
-        resampled=args.dataset_resampled,
-        num_samples=args.train_num_samples,
-        batch_size=args.batch_size,
-        accum=args.accum_freq,
-    )
-    for warning in checked.warnings:
-        print(f"warning: {warning}", file=sys.stderr)  # noqa: T201 - OpenCLIP sets up its log later
-    return checked
-
-
-def look_at_validation(args: argparse.Namespace) -> None:
-    """Raises UserError where validation, after the first epoch, would find no sample in its shards."""
-    if not is_shards(args.val_data, args.dataset_type):
-        return
-    try:
-        errors = check(args.val_data, sample_shards=2, sample_limit=64, silence=SILENCE).errors
-    except UserError as error:
-        errors = [str(error)]
-    if errors:
-        raise UserError("\n".join(f"--val-data: {error}" for error in errors))
-
-
-def training_plan(args: argparse.Namespace, checked: PreflightResult | None, world_size: int) -> Plan | None:
-    """What the command asks for; None where nothing is trained. Raises UserError where an epoch has no step."""
-    if not trains(args):
-        return None
-    if checked is not None:
-        samples = args.train_num_samples or checked.num_samples or 0
-    elif args.dataset_type == "synthetic":
-        samples = args.train_num_samples or 0
-    else:
-        samples = csv_rows(args.train_data, args.csv_separator, (args.csv_img_key, args.csv_caption_key))
-    plan = Plan(
-        samples,
-        args.batch_size,
-        world_size,
-        args.workers,
-        args.accum_freq,
-        args.epochs,
-        drop_last=checked is None,
-    )
-    if plan.steps_per_epoch == 0:
-        raise UserError(
-            f"an epoch of {samples:,} samples is less than one step of {plan.global_batch:,}, so nothing would be "
-            "trained: lower --batch-size or --accum-freq, or give more samples"
-        )
-    return plan
-
-
-def csv_rows(path: str, separator: str, columns: tuple[str, str]) -> int:
-    """Rows of a CSV file as OpenCLIP reads it; raises UserError where it cannot be read or lacks a column."""
-    import pandas as pd
-
-    try:
-        found = list(pd.read_csv(path, sep=separator, nrows=0).columns)
-        missing = [column for column in columns if column not in found]
-        if missing:
-            raise UserError(
-                f"{path} has no column {missing[0]!r}; its columns are {found}: give --csv-img-key, --csv-caption-key "
-                f"or --csv-separator (now {separator!r})"
-            )
-        return len(pd.read_csv(path, sep=separator, usecols=[columns[0]]))
-    except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise UserError(f"{path} cannot be read as CSV: {error}") from error
-
-
 def open_manifest(
     args: argparse.Namespace,
     argv: list[str],
@@ -271,14 +176,14 @@ def open_manifest(
 
 
 def _model_facts(args: argparse.Namespace) -> dict[str, Any]:
-    if args.model.startswith(("hf-hub:", "local-dir:")):
+    if args.model.startswith(FOREIGN):
         return {"model": args.model}
     config = open_clip.get_model_config(args.model)
     try:
         return model_facts(args.model, config, _single(args.force_image_size))
     except (
         ValueError
-    ):  # a model whose cost is no matter of arithmetic, as a ResNet: OpenCLIP trains it all the same
+    ):  # a cost that is no matter of arithmetic, as a ResNet's: OpenCLIP trains it all the same
         return {"model": args.model}
 
 

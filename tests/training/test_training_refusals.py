@@ -12,7 +12,8 @@ from open_clip_train.params import parse_args
 from openclip_linattn.errors import UserError
 from openclip_linattn.manifest import Manifest, Plan, machine_facts, model_facts, read_manifest
 from openclip_linattn.registration import model_name
-from openclip_linattn.train import csv_rows, default_name, is_shards, main, run
+from openclip_linattn.train import default_name, main, run
+from openclip_linattn.training_data import csv_rows, is_shards, look_at_validation
 
 
 @pytest.mark.parametrize(
@@ -257,3 +258,13 @@ def test_facts_of_model_and_machine(monkeypatch, tmp_path):
     assert facts["git_commit"] is None
     assert facts["command"].endswith("--name 'a b'")
     assert Path(tmp_path / "run.json").exists() is False
+
+
+def test_a_large_validation_set_is_warned_of(shards, capsys, monkeypatch):
+    args = Namespace(val_data=f"{shards}/test/0.tar", dataset_type="webdataset")
+    look_at_validation(args)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("openclip_linattn.training_data.sample_count", lambda source: 100_000)
+    look_at_validation(args)
+    assert "100,000 samples" in (error := capsys.readouterr().err)
+    assert "120 GB" in error
