@@ -1,11 +1,11 @@
 """The whole job at laptop size: shards, a ladder of runs, zero-shot evaluation, fitted laws, pictures, a report."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from joblib import cpu_count
 from rich.console import Console
 
 from openclip_linattn.data.digits import write_digits
@@ -79,7 +79,8 @@ def quickstart(
     holds something else.
     """
     console = console or Console(stderr=True)
-    jobs = jobs or max(1, len(os.sched_getaffinity(0)))
+    out = out.resolve()  # a run is taken up again from wherever the command is called
+    jobs = jobs or cpu_count()
     # Large models first: the last rungs to finish are then the short ones.
     names = [f"{size}-{attention}" for size in reversed(sizes) for attention in attentions]
     _check_names(names)

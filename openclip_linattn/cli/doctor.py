@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, distribution, entry_points,
 from typing import Annotated, Any
 
 import typer
+from joblib import cpu_count
 from packaging.requirements import Requirement
 from rich.console import Console
 from rich.table import Table
@@ -52,7 +53,7 @@ def devices() -> list[str]:
     import torch
 
     cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return [f"cpu ({os.cpu_count()} cores)", *cards]
+    return [f"cpu ({cpu_count()} cores)", *cards]
 
 
 def autoload_state() -> str:

@@ -1,9 +1,10 @@
 """How an evaluation is to be run."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from joblib import cpu_count
 
 from openclip_linattn.errors import UserError
 
@@ -45,5 +46,4 @@ class EvaluationOptions:
         """The number of worker processes to use."""
         if self.workers is not None:
             return self.workers
-        affinity = getattr(os, "sched_getaffinity", None)  # Linux only; a job may own few of the cores
-        return min(4, len(affinity(0)) if affinity else os.cpu_count() or 1)
+        return min(4, int(cpu_count()))  # the cores that this job may use, which may be few of the machine's
