@@ -23,6 +23,9 @@ UNKNOWN = "unknown"
 _COMPUTE = ("train_flop", "hours")
 _WORTH_SAYING = 0.1  # share of resamples left out that the reader should know of
 Progress = Callable[[str], None]
+DEFAULT_DELTA = (
+    0.03  # residuals beyond 3 % of E count by their size only, so that an outlier cannot rule a fit
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Settings:
     laws: tuple[str, ...] = ("power",)
     points: str = "all"
     min_samples: float = 0.0
-    delta: float | None = None
+    delta: float | None = DEFAULT_DELTA
     draws: int = 500
     seed: int = 0
     batch: int | None = None

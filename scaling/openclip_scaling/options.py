@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from openclip_scaling.analysis import Settings
+from openclip_scaling.analysis import DEFAULT_DELTA, Settings
 from openclip_scaling.errors import UserError
 from openclip_scaling.laws import LAWS
 
@@ -42,9 +42,13 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
     "delta": (
         Annotated[
-            float | None, typer.Option("--huber", help="Huber delta in ln E; without it, least squares.")
+            float, typer.Option("--huber", help="Corner of the Huber loss, in ln E (0.03 is about 3 % of E).")
         ],
-        Settings.delta,
+        DEFAULT_DELTA,
+    ),
+    "least_squares": (
+        Annotated[bool, typer.Option("--least-squares", help="Least squares in ln E instead of Huber.")],
+        False,
     ),
     "draws": (
         Annotated[int, typer.Option("--draws", help="Resamples of the runs for the intervals.")],
@@ -75,6 +79,8 @@ def settings_from(values: dict[str, Any]) -> Settings:
         raise UserError(f"--law {law} is unknown; use {', '.join(LAWS)} or both.")
     laws = tuple(LAWS) if law == "both" else (law,)
     where = tuple(values.pop("where") or ())
+    if values.pop("least_squares", False):
+        values["delta"] = None
     return Settings(laws=laws, where=where, **values)
 
 

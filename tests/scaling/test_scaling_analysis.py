@@ -257,7 +257,7 @@ def test_metric_columns_leave_out_what_describes_a_run() -> None:
 def test_a_published_table_by_its_columns(scaling_data: Path, expected: dict[str, Any]) -> None:
     frame = pd.read_csv(scaling_data / "cherti2022_errors.csv").assign(all="all")
     settings = replace(
-        FAST, metric="err1", x="gmacs_total", by="all", points="bins",
+        FAST, metric="err1", x="gmacs_total", by="all", points="bins", delta=None,
         where=("downstream_dataset=imagenet1k", "upstream_dataset!=CLIP-WIT"),
     )  # fmt: skip
     item = analyse(frame, settings).fits[0]

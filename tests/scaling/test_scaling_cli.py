@@ -112,7 +112,7 @@ def test_compare_gives_a_plain_verdict(ladder: Path, capsys: Any) -> None:
 
 def test_xlstm_by_columns(scaling_data: Path, capsys: Any) -> None:
     source = str(scaling_data / "xlstm2025_pareto.csv")
-    columns = ["--x", "flops", "--y", "val_loss", "--group", "family", "--law", "power"]
+    columns = ["--x", "flops", "--y", "val_loss", "--group", "family", "--law", "power", "--least-squares"]
     assert run("compare", source, *columns, *FAST, "--json") == 0
     result = strict_json(capsys.readouterr().out)
     assert result["equal_slopes_test"]["F"] == pytest.approx(7.549, abs=1e-3)
