@@ -14,5 +14,6 @@ if [ "${1:-}" = --tiny ]; then
 fi
 "$PYTHON" -m mypy
 # One thread per process: the small tensors of the tests gain nothing from more, and processes run side by side.
+workers=$(nproc) # before the next line, which nproc would heed
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
-exec "$PYTHON" -m pytest -n "$(nproc)" "$@"
+exec "$PYTHON" -m pytest -n "$workers" "$@"
