@@ -91,7 +91,8 @@ class Bootstrap:
         draws = np.log(self.predictions(c))
         centre = np.log(self.fit.predict(c))
         low, high = hull(centre, draws, self.runs)
-        return np.exp(low), np.exp(high)
+        with np.errstate(over="ignore"):  # an open interval may end beyond every number
+            return np.exp(low), np.exp(high)
 
 
 def bootstrap(
@@ -159,7 +160,8 @@ def _intervals(found: Bootstrap) -> dict[str, Interval]:
         estimate = fit.parameters[name]
         draws = found.values(name)
         if name == "b":  # positive, and over many decades: in logs
-            low, high = np.exp(hull(np.log(estimate), np.log(draws), found.runs))
+            with np.errstate(over="ignore"):  # infinity is "not identified"
+                low, high = np.exp(hull(np.log(estimate), np.log(draws), found.runs))
         else:
             low, high = hull(np.array(estimate), draws, found.runs)
         low, high = _with_regression(found, name, float(low), float(high))
