@@ -48,7 +48,7 @@ FULL = Scale(
     4,
     1_000,
     epoch_samples=8_192,
-    epochs=8,
+    epochs=6,
     batch_size=128,
     warmup_steps=60,
     skip_first_epoch=True,

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up an environment in the checkout and does the whole job at laptop size: see `openclip-linattn quickstart`.
-#   bash scripts/quickstart.sh            about a quarter of an hour on two cores, after installation
+#   bash scripts/quickstart.sh            ten to fifteen minutes on two cores, after installation
 #   bash scripts/quickstart.sh --tiny     a smoke form of a minute or two
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

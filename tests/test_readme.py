@@ -115,3 +115,14 @@ def test_the_house_in_the_picture_is_there():
     for name in re.findall(r"[\w/]+(?:\.py|/)(?=\s)", picture):
         places = [ROOT / name, ROOT / "openclip_linattn" / name, ROOT / "openclip_linattn" / "ops" / name]
         assert any(place.exists() for place in places), name
+
+
+def test_results_are_those_of_the_committed_report():
+    report = (
+        (ROOT / "scripts" / "results" / "quickstart" / "report.md").read_text(encoding="utf-8").splitlines()
+    )
+    results = README.split("<!-- results -->")[1].split("<!-- end of results -->")[0]
+    numbers = [line for line in results.splitlines() if line.startswith("|") and not line.startswith("|---")]
+    assert len(numbers) >= 7
+    for line in numbers:
+        assert line in report, line
