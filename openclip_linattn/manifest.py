@@ -150,10 +150,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def model_facts(name: str, config: dict[str, Any], image_size: int | None = None) -> dict[str, Any]:
+def model_facts(
+    name: str, config: dict[str, Any], image_size: int | None = None, context_length: int | None = None
+) -> dict[str, Any]:
     """Attention kinds, parameters per tower and forward GMAC per pair of a registered model."""
     if image_size is not None:
         config = {**config, "vision_cfg": {**config["vision_cfg"], "image_size": image_size}}
+    if context_length is not None:
+        config = {**config, "text_cfg": {**config["text_cfg"], "context_length": context_length}}
     cost = clip_cost(config)
     return {
         "model": name,

@@ -180,7 +180,7 @@ def _model_facts(args: argparse.Namespace) -> dict[str, Any]:
         return {"model": args.model}
     config = open_clip.get_model_config(args.model)
     try:
-        return model_facts(args.model, config, _single(args.force_image_size))
+        return model_facts(args.model, config, _single(args.force_image_size), args.force_context_length)
     except (
         ValueError
     ):  # a cost that is no matter of arithmetic, as a ResNet's: OpenCLIP trains it all the same

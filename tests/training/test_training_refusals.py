@@ -253,6 +253,8 @@ def test_facts_of_model_and_machine(monkeypatch, tmp_path):
     facts = model_facts("ViT-B-16", open_clip.get_model_config("ViT-B-16"), image_size=448)
     assert facts["gmac_per_pair"] > 4 * 16.0
     assert facts["attention"] == "softmax"
+    short = model_facts("ViT-B-16", open_clip.get_model_config("ViT-B-16"), context_length=32)
+    assert short["gmac_per_pair"] < 20.543 - 1.5  # the text tower's 2.98 GMAC by 32 / 77, and less
     monkeypatch.chdir(tmp_path)
     facts = machine_facts(["--name", "a b"])
     assert facts["git_commit"] is None
