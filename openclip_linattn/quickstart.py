@@ -43,12 +43,12 @@ class Scale:
 
 # The first epoch is nearly all warm-up, so it is no point of a law.
 FULL = Scale(
-    20_000,
-    1_024,
-    4,
-    1_000,
+    shapes=20_000,
+    test_shapes=1_024,
+    digit_repeat=3,
+    shard=1_000,
     epoch_samples=8_192,
-    epochs=6,
+    epochs=7,
     batch_size=128,
     warmup_steps=60,
     skip_first_epoch=True,
