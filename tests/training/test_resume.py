@@ -80,6 +80,7 @@ def test_a_run_from_another_run_s_checkpoint_knows_what_that_had_seen(tmp_path):
         resume=str(checkpoint),
         model="ViT-T32-8-linear",
         force_image_size=None,
+        force_context_length=None,
     )
     manifest = open_manifest(args, [], plan(32, epochs=4), None, 1)
     assert manifest.content["earlier"] == {
