@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from openclip_linattn.files import write_json
 from openclip_scaling.flops import clip_cost
 
 PACKAGES = ("openclip-linattn", "open_clip_torch", "torch", "timm", "webdataset", "numpy", "transformers")
@@ -134,11 +135,9 @@ class Manifest:
         return total
 
     def write(self) -> None:
-        """Writes the file through a temporary one beside it."""
+        """Writes the file, whole or not at all."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".json.tmp")
-        temporary.write_text(json.dumps(self.content, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(self.path)
+        write_json(self.path, self.content)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from openclip_linattn.data.grid import sample_grid
 from openclip_linattn.data.shapes import write_shapes
 from openclip_linattn.data.sources import as_pattern
 from openclip_linattn.errors import UserError
+from openclip_linattn.files import write_text
 from openclip_linattn.ladder import Outcome, Recipe, Run, train_ladder
 from openclip_scaling.analysis import Settings
 from openclip_scaling.report import write_report
@@ -156,7 +157,7 @@ def report(
         sample_grid(as_pattern(str(out / "data" / "digits" / "train")), folder / "samples-digits.png", 24)
     table = zeroshot_table(collection.checkpoints.to_dict("records"))
     text = path.read_text(encoding="utf-8").replace("# Scaling report", _introduction(table, runs, scale), 1)
-    path.write_text(text, encoding="utf-8")
+    write_text(path, text)
     console.print(
         f"{sum(outcome.status != 'already done' for outcome in outcomes)} runs trained; report: {path}"
     )
@@ -215,13 +216,15 @@ def _evaluate(run: Run, sets: Sets, keep_checkpoints: bool) -> None:
     """Zero-shot accuracies of every epoch; with them written down, the earlier checkpoints have done their work."""
     import torch
 
+    from openclip_linattn.zeroshot.checkpoints import find_checkpoints
     from openclip_linattn.zeroshot.evaluate import EvaluationOptions, evaluate
 
     torch.set_num_threads(1)  # the other cores train
-    folder = run.folder / "checkpoints"
-    checkpoints = sorted(folder.glob("epoch_*.pt"), key=lambda path: int(path.stem.removeprefix("epoch_")))
-    options = EvaluationOptions(batch_size=128, workers=0, device="cpu")
-    evaluate(checkpoints, [sets.shapes, sets.digits], options)
+    evaluate(
+        [run.folder],
+        [sets.shapes, sets.digits],
+        EvaluationOptions(batch_size=128, workers=0, device="cpu"),
+    )
     if not keep_checkpoints:
-        for path in checkpoints[:-1]:
-            path.unlink()
+        for checkpoint in find_checkpoints([run.folder])[:-1]:
+            checkpoint.path.unlink()

@@ -1,8 +1,8 @@
 """Which checkpoint a run goes on from, found before OpenCLIP looks for it, and which epochs a run has saved."""
 
-import zipfile
 from pathlib import Path
 
+from openclip_linattn.epochs import recorded_epoch
 from openclip_linattn.errors import UserError
 
 LATEST = "epoch_latest.pt"
@@ -45,16 +45,4 @@ def epochs_done(folder: Path) -> int:
 
 def epoch_of(path: Path) -> int:
     """The epoch that a checkpoint closes: from its name, or for others from inside; 0 where it tells none."""
-    number = path.stem.removeprefix("epoch_")
-    if number.isdecimal():
-        return int(number)
-    if not zipfile.is_zipfile(path):
-        return 0
-    import torch
-
-    try:
-        checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception:  # a zip of something else: OpenCLIP will say what it is
-        return 0
-    epoch = checkpoint.get("epoch") if isinstance(checkpoint, dict) else None
-    return epoch if isinstance(epoch, int) else 0
+    return recorded_epoch(path) or 0

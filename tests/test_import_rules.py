@@ -18,6 +18,8 @@ RULES = {
     "openclip_linattn/data": HEAVY,
     "openclip_linattn/configs.py": OPENCLIP,
     "openclip_linattn/manifest.py": HEAVY,
+    "openclip_linattn/files.py": HEAVY,
+    "openclip_linattn/epochs.py": OPENCLIP,
     "openclip_linattn/training_data.py": HEAVY,
     "openclip_linattn/ladder.py": OPENCLIP,
     "openclip_linattn/quickstart.py": OPENCLIP,

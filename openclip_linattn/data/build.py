@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openclip_linattn.data.files import read_json, write_json, write_text
 from openclip_linattn.data.layout import Part, write_index, write_shard
 from openclip_linattn.errors import UserError
+from openclip_linattn.files import read_json, write_json, write_text
 
 RECORD = "dataset.json"
 MAX_SEED = 2**32 - 1

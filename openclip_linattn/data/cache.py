@@ -12,9 +12,9 @@ from typing import Any
 
 from PIL import __version__ as pillow_version
 
-from openclip_linattn.data.files import write_json
 from openclip_linattn.data.reading import local_path, scheme_of
 from openclip_linattn.data.shard_report import ShardReport
+from openclip_linattn.files import write_json
 
 VERSION = 1
 NAME = ".openclip_linattn_check.json"

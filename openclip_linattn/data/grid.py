@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from openclip_linattn.data.decoding import IMAGE_SUFFIXES, decode_image, judge
-from openclip_linattn.data.files import atomic_path
 from openclip_linattn.data.reading import ShardLog, read_samples
 from openclip_linattn.data.sources import expand
 from openclip_linattn.errors import UserError
+from openclip_linattn.files import atomic_path
 
 COLUMNS = 8
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openclip_linattn.data.files import atomic_path, write_json, write_text
 from openclip_linattn.errors import UserError
+from openclip_linattn.files import atomic_path, write_json, write_text
 
 MAX_SAMPLES_PER_SHARD = 10_000
 MAX_SHARDS = 100_000

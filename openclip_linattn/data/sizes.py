@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from openclip_linattn.data.check import DatasetReport
-from openclip_linattn.data.files import read_json, write_json
 from openclip_linattn.data.reading import local_path, scheme_of
 from openclip_linattn.data.sources import expand
 from openclip_linattn.errors import UserError
+from openclip_linattn.files import read_json, write_json
 
 SIZES = "sizes.json"
 LENGTH = "__len__"

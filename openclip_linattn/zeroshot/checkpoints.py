@@ -2,12 +2,12 @@
 
 import ast
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from openclip_linattn.epochs import numbered_epoch
 from openclip_linattn.errors import UserError
 
 RUN_FILE = "run.json"
@@ -49,11 +49,6 @@ class Checkpoint:
         inside = self.run is not None and self.path.parent == self.run / CHECKPOINT_FOLDER
         return self.path.parent if inside else None
 
-    @property
-    def numbered_epoch(self) -> int | None:
-        """N of epoch_N.pt, else None."""
-        return _epoch(self.path)
-
 
 def find_checkpoints(sources: Sequence[str | Path], model: str | None = None) -> list[Checkpoint]:
     """Return the checkpoints that `sources` name, each once, in order, with their models.
@@ -83,18 +78,13 @@ def _files(source: Path) -> list[Path]:
     epochs = {
         path: epoch
         for path in folder.glob("epoch_*.pt")
-        if (epoch := _epoch(path)) is not None and path.is_file()
+        if (epoch := numbered_epoch(path)) is not None and path.is_file()
     }
     if not epochs:
         latest = folder / "epoch_latest.pt"
         hint = f"; name {latest} itself to evaluate it" if latest.is_file() else ""
         raise UserError(f"{folder} holds no epoch_N.pt{hint}")
     return sorted(epochs, key=lambda path: (epochs[path], path.name))
-
-
-def _epoch(path: Path) -> int | None:
-    found = re.fullmatch(r"epoch_([0-9]+)\.pt", path.name)
-    return int(found[1]) if found else None
 
 
 def _describe(path: Path, model: str | None) -> Checkpoint:

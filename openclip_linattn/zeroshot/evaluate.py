@@ -11,11 +11,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from openclip_linattn.epochs import recorded_epoch
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.checkpoints import Checkpoint, CheckpointError, find_checkpoints
 from openclip_linattn.zeroshot.dataset import EvaluationSet, open_evaluation_set
 from openclip_linattn.zeroshot.labels import LabelSet
-from openclip_linattn.zeroshot.models import check_model_name, choose_device, epoch_of, load_model
+from openclip_linattn.zeroshot.models import check_model_name, choose_device, load_model
 from openclip_linattn.zeroshot.options import EvaluationOptions
 from openclip_linattn.zeroshot.rows import Row, inputs_digest, read_rows, row_key, save_rows, write_json
 from openclip_linattn.zeroshot.score import Classifiers, score
@@ -114,7 +115,7 @@ class _Evaluation:
     def _headers(
         self, checkpoint: Checkpoint, sets: Sequence[EvaluationSet]
     ) -> dict[tuple[str, str, str], Row]:
-        model, epoch = check_model_name(checkpoint.model), epoch_of(checkpoint)
+        model, epoch = check_model_name(checkpoint.model), recorded_epoch(checkpoint.path)
         headers = {}
         for data in sets:
             for label_set in data.label_sets:

@@ -66,18 +66,6 @@ def load_model(checkpoint: Checkpoint, *, device: torch.device, precision: str) 
     return LoadedModel(model.eval(), tokenizer, transform, device, precision)
 
 
-def epoch_of(checkpoint: Checkpoint) -> int | None:
-    """Return N of epoch_N.pt, else the epoch written in the checkpoint, else None."""
-    if checkpoint.numbered_epoch is not None:
-        return checkpoint.numbered_epoch
-    try:
-        content: Any = torch.load(checkpoint.path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception:  # safetensors, an old format: they state no epoch
-        return None
-    epoch = content.get("epoch") if isinstance(content, dict) else None
-    return epoch if isinstance(epoch, int) else None
-
-
 def choose_device(name: str) -> torch.device:
     """Return the device called `name`; "auto" is cuda where there is one, else cpu."""
     if name == "auto":

@@ -5,12 +5,12 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from openclip_linattn.errors import UserError
+from openclip_linattn.files import write_text
 from openclip_linattn.zeroshot.checkpoints import Checkpoint
 from openclip_linattn.zeroshot.dataset import EvaluationSet
 from openclip_linattn.zeroshot.labels import LabelSet
@@ -82,27 +82,8 @@ def write_json(path: Path, rows: Sequence[Row]) -> None:
         raise UserError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a whole file, or leave the old one untouched."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
 def _dumps(row: Row) -> str:
     return json.dumps(row, allow_nan=False)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @contextlib.contextmanager

@@ -6,9 +6,10 @@ import open_clip
 import pytest
 import torch
 
+from openclip_linattn.epochs import recorded_epoch
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.checkpoints import Checkpoint, CheckpointError, find_checkpoints, read_params
-from openclip_linattn.zeroshot.models import check_model_name, choose_device, epoch_of, load_model
+from openclip_linattn.zeroshot.models import check_model_name, choose_device, load_model
 
 CPU = torch.device("cpu")
 
@@ -171,10 +172,10 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, make: Any, state: 
 def test_the_epoch_is_read_from_the_name_or_the_file(run_folder: Path, tmp_path: Path, make: Any) -> None:
     folder = run_folder / "checkpoints"
     found = find_checkpoints([run_folder, folder / "epoch_latest.pt"])
-    assert [epoch_of(each) for each in found] == [2, 10, 7]
+    assert [recorded_epoch(each.path) for each in found] == [2, 10, 7]
     other = tmp_path / "weights.pt"
     torch.save({"logit_scale": torch.zeros(())}, other)
-    assert epoch_of(find_checkpoints([other], make.model)[0]) is None
+    assert recorded_epoch(find_checkpoints([other], make.model)[0].path) is None
 
 
 def test_a_device_that_is_not_there_is_explained() -> None:

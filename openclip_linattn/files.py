@@ -18,6 +18,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
+        if path.exists():  # a file that is rewritten keeps its permissions
+            temporary.chmod(path.stat().st_mode & 0o777)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
