@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.ops import OPERATORS
+from openclip_linattn.ops.packed import unpack
 
 # Learnable factor -> (largest value, initial logit). gamma stays below 0.99: a plain sigmoid rounds to exactly 1,
 # where the Neumann series no longer converges. Both start at 0.95.
@@ -119,7 +120,7 @@ class OperatorAttention(Attention):  # type: ignore[misc]  # open_clip ships no 
         if attn_mask is not None:
             self._check_causal(attn_mask, N)
         packed = F.linear(x, self.in_proj_weight, self.in_proj_bias)
-        q, k, v = packed.view(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = unpack(packed.view(B, N, 3, self.num_heads, self.head_dim))
         factors = {name: self.factor(name) for name in self.factors}
         o = self.operator(q, k, v, causal=attn_mask is not None, **self.options, **factors)
         o = self.out_proj(o.transpose(1, 2).reshape(B, N, C))

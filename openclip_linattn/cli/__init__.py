@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from openclip_linattn.cli import data, doctor, evaluate, models, quickstart, train
+from openclip_linattn.cli import bench, data, doctor, evaluate, models, quickstart, train
 from openclip_linattn.errors import UserError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app.command("models")(models.models_command)
 app.command("train", context_settings=train.CONTEXT, add_help_option=False)(train.train_command)
 app.command("eval")(evaluate.evaluate_command)
 app.add_typer(data.app, name="data", help="Make, check and describe webdataset shards.")
+app.add_typer(bench.app, name="bench", help="Measure time, memory and energy of operators and towers.")
 app.command("quickstart")(quickstart.quickstart_command)
 app.command("doctor")(doctor.doctor_command)
 

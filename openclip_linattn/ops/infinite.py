@@ -4,10 +4,22 @@ import torch
 from torch import Tensor
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.ops.inputs import TINY, full_precision, per_head, read_tokens, write_output
+from openclip_linattn.ops.inputs import (
+    TINY,
+    Tokens,
+    check_heads,
+    full_precision,
+    per_head,
+    read_tokens,
+    write_output,
+)
+from openclip_linattn.ops.kernels import fits, selectable
+from openclip_linattn.ops.layout import compute_dtype
+from openclip_linattn.ops.library import Definition, define
 from openclip_linattn.ops.products import product
 
 
+@selectable
 def inf_attention(
     q: Tensor,
     k: Tensor,
@@ -21,7 +33,7 @@ def inf_attention(
     """Pure infinite self-attention, o = sum_{t=1..T} rho^t A^^t V (arXiv 2603.00175), in O(T N^2 D).
 
     A = ReLU(Q K^T) and A^ = A / max(|A|_F, 1e-12), one Frobenius norm per head; T = neumann_terms, one hop by
-    default. A and one product with it are N x N: this operator is quadratic in memory.
+    default. A is never held whole: the memory is O(N D) for each hop.
 
     Shapes: q, k (B, H, N, D), v (B, H, N, Dv), any strides; returns (B, H, N, Dv) in the dtype of v; computed
     in float32 (float64 for float64 inputs), under autocast too. rho: a number or a tensor (), (H,) or
@@ -32,19 +44,18 @@ def inf_attention(
     another form.
     """
     check_neumann_terms(neumann_terms)
-    tokens = read_tokens(q, k, v, key_padding_mask)
-    with full_precision(v):
-        weights = product(tokens.q, tokens.k.mT).relu()
-        weights = weights.tril() if causal else weights
-        step = per_head(rho, "rho", tokens.v) / _frobenius_norm(weights, prefix=causal)
-        hop = step * product(weights, tokens.v)
-        o = hop
-        for _ in range(neumann_terms - 1):
-            hop = step * product(weights, hop)
-            o = o + hop
+    check_heads(q, k, v)
+    tokens = _read(q, k, v, key_padding_mask, one_hop=neumann_terms == 1)
+    factor = per_head(rho, "rho", _table(v))
+    hop_of = _hop if fits(*tokens[:3]) else _plain_hop
+    o = hop = factor * hop_of(tokens.q, tokens.k, tokens.v, causal)
+    for _ in range(neumann_terms - 1):
+        hop = factor * hop_of(tokens.q, tokens.k, hop, causal)
+        o = o + hop
     return write_output(o, tokens)
 
 
+@selectable
 def linear_inf_attention(
     q: Tensor,
     k: Tensor,
@@ -67,13 +78,10 @@ def linear_inf_attention(
     inputs of another form.
     """
     refuse_causal(causal=causal)
-    tokens = read_tokens(q, k, v, key_padding_mask)
-    with full_precision(v):
-        energy = torch.linalg.vector_norm(tokens.q, dim=-1, keepdim=True)
-        query = product(energy.mT, tokens.q) / energy.sum(-2, keepdim=True).clamp_min(TINY)
-        score = product(query, tokens.k.mT).relu()
-        weights = score / score.sum(-1, keepdim=True).clamp_min(TINY)
-        o = per_head(rho, "rho", tokens.v) * product(weights, tokens.v)
+    check_heads(q, k, v)
+    tokens = _read(q, k, v, key_padding_mask, one_hop=True)
+    factor = per_head(rho, "rho", _table(v))
+    o = factor * (_average if fits(*tokens[:3]) else _plain_average)(*tokens[:3])
     # Cast first: the cast of a broadcast view would write out all N rows.
     return write_output(o.to(v.dtype).expand(-1, -1, v.shape[-2], -1), tokens)
 
@@ -93,6 +101,48 @@ def check_neumann_terms(neumann_terms: object) -> None:
         raise UserError(f"neumann_terms must be an integer of at least 1, got {neumann_terms!r}")
 
 
+def _read(q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, *, one_hop: bool) -> Tokens:
+    """The inputs as they are for one hop without padding, else in the dtype of the computation.
+
+    Between hops nothing is rounded to half precision.
+    """
+    if one_hop and key_padding_mask is None and fits(q, k, v):
+        return Tokens(q, k, v, None, v.dtype)
+    return read_tokens(q, k, v, key_padding_mask)
+
+
+def _table(v: Tensor) -> Tensor:
+    """What `per_head` needs of v, in the dtype of the computation."""
+    return v.new_empty(*v.shape[:2], 0, 0, dtype=compute_dtype(v))
+
+
+def _hop(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return _inf(q, k, v, causal)[0]
+
+
+def _plain_hop(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    tokens = read_tokens(q, k, v, None)
+    with full_precision(v):
+        weights = product(tokens.q, tokens.k.mT).relu()
+        weights = weights.tril() if causal else weights
+        o = product(weights, tokens.v) / _frobenius_norm(weights, prefix=causal)
+    return write_output(o, tokens)
+
+
+def _average(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return _lininf(q, k, v)[0]
+
+
+def _plain_average(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    tokens = read_tokens(q, k, v, None)
+    with full_precision(v):
+        energy = torch.linalg.vector_norm(tokens.q, dim=-1, keepdim=True)
+        query = product(energy.mT, tokens.q) / energy.sum(-2, keepdim=True).clamp_min(TINY)
+        score = product(query, tokens.k.mT).relu()
+        weights = score / score.sum(-1, keepdim=True).clamp_min(TINY)
+        return product(weights, tokens.v).to(v.dtype)
+
+
 def _frobenius_norm(weights: Tensor, *, prefix: bool) -> Tensor:
     """max(|A|_F, 1e-12) of the whole (B, H, 1, 1), or of the leading block of each row (B, H, N, 1)."""
     if not prefix:
@@ -101,3 +151,26 @@ def _frobenius_norm(weights: Tensor, *, prefix: bool) -> Tensor:
     rows: Tensor = torch.linalg.vector_norm(weights, dim=-1, keepdim=True)
     # Clamped before the root, whose gradient at zero is infinite.
     return rows.square().cumsum(-2).clamp_min(TINY**2).sqrt()
+
+
+_inf = define(
+    Definition(
+        name="inf",
+        plain=_plain_hop,
+        forward_macs=lambda tokens, width, value_width: tokens**2 * (width + value_width),
+        backward_macs=lambda tokens, width, value_width: tokens**2 * (3 * width + 2 * value_width),
+        factors=", bool causal",
+        saves_output=True,
+        factors_shape_state=True,
+    )
+)
+
+_lininf = define(
+    Definition(
+        name="lininf",
+        plain=_plain_average,
+        forward_macs=lambda tokens, width, value_width: tokens * (2 * width + value_width),
+        backward_macs=lambda tokens, width, value_width: tokens * (3 * width + 2 * value_width),
+        empty_output=lambda q, v: v.new_empty(*q.shape[:2], 1, v.shape[-1]),
+    )
+)

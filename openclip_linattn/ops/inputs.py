@@ -47,7 +47,7 @@ def read_tokens(
     runs in the widest input dtype and at least in float32, or in the dtype of v with `keep_dtype`.
     Raises UserError, naming the argument, for anything else.
     """
-    _check_heads(q, k, v)
+    check_heads(q, k, v)
     padding = None
     if key_padding_mask is not None:
         _check_mask(key_padding_mask, q)
@@ -61,6 +61,31 @@ def write_output(o: Tensor, tokens: Tokens) -> Tensor:
     """Cast an operator's result to the dtype of v and set the rows of padded queries to zero."""
     o = o.to(tokens.out_dtype)
     return o if tokens.padding is None else o.masked_fill(tokens.padding, 0)
+
+
+def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise UserError, naming the argument, unless q, k (B, H, N, D) and v (B, H, N, Dv) fit together."""
+    given: tuple[tuple[str, object], ...] = (("q", q), ("k", k), ("v", v))
+    for name, x in given:
+        if not isinstance(x, Tensor):
+            raise UserError(f"{name} must be a tensor of shape (B, H, N, D), got {type(x).__name__}")
+        if x.dim() != 4:
+            raise UserError(
+                f"{name} must have shape (B, H, N, D), got {x.dim()} dimensions: {tuple(x.shape)}"
+            )
+        if not x.is_floating_point():
+            raise UserError(f"{name} must be floating point, got {x.dtype}")
+        if x.device != q.device:
+            raise UserError(f"q, k and v must be on one device, got q on {q.device} and {name} on {x.device}")
+    if q.shape != k.shape or q.shape[:3] != v.shape[:3]:
+        raise UserError(
+            "q, k and v must have the same batch, heads and tokens (self-attention), and q and k the same "
+            f"width, got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+        )
+    if 0 in q.shape[2:] or v.shape[3] == 0:
+        raise UserError(
+            f"there must be at least one token of width 1, got q {tuple(q.shape)}, v {tuple(v.shape)}"
+        )
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
@@ -88,7 +113,7 @@ def per_head(factor: float | Tensor, name: str, like: Tensor) -> float | Tensor:
     and keep their gradient. Raises UserError for other shapes and for numbers that are not finite.
     """
     if not isinstance(factor, Tensor):
-        if not _is_finite(factor):
+        if not is_finite(factor):
             raise UserError(
                 f"{name} must be a finite number or a tensor with one value per head, got {factor!r}"
             )
@@ -107,8 +132,18 @@ def per_head(factor: float | Tensor, name: str, like: Tensor) -> float | Tensor:
     return factor.to(device=like.device, dtype=like.dtype)
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+def vanishing_weight(dtype: torch.dtype) -> float:
+    """The mean affine weight of a row up to which the row counts as having no weight at all.
+
+    Where q is opposite to every key, 1 + q^.k^ is zero up to rounding (float32) or up to the 1e-12 in the
+    token norm (float64), and a quotient of two such numbers means nothing.
+    """
+    return 1e-9 if dtype == torch.float64 else 32 * torch.finfo(torch.float32).eps
+
+
+def is_finite(value: object) -> bool:
+    """Whether a factor is a finite number; taken for granted in a graph, where numbers may be symbols."""
+    return isinstance(value, (int, float)) and (torch.compiler.is_compiling() or math.isfinite(value))
 
 
 def _compute_dtype(*tensors: Tensor) -> torch.dtype:
@@ -116,30 +151,6 @@ def _compute_dtype(*tensors: Tensor) -> torch.dtype:
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
-
-
-def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
-    given: tuple[tuple[str, object], ...] = (("q", q), ("k", k), ("v", v))
-    for name, x in given:
-        if not isinstance(x, Tensor):
-            raise UserError(f"{name} must be a tensor of shape (B, H, N, D), got {type(x).__name__}")
-        if x.dim() != 4:
-            raise UserError(
-                f"{name} must have shape (B, H, N, D), got {x.dim()} dimensions: {tuple(x.shape)}"
-            )
-        if not x.is_floating_point():
-            raise UserError(f"{name} must be floating point, got {x.dtype}")
-        if x.device != q.device:
-            raise UserError(f"q, k and v must be on one device, got q on {q.device} and {name} on {x.device}")
-    if q.shape != k.shape or q.shape[:3] != v.shape[:3]:
-        raise UserError(
-            "q, k and v must have the same batch, heads and tokens (self-attention), and q and k the same "
-            f"width, got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-        )
-    if 0 in q.shape[2:] or v.shape[3] == 0:
-        raise UserError(
-            f"there must be at least one token of width 1, got q {tuple(q.shape)}, v {tuple(v.shape)}"
-        )
 
 
 def _check_mask(mask: object, q: Tensor) -> None:

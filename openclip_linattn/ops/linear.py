@@ -4,10 +4,22 @@ import torch
 from torch import Tensor
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.ops.inputs import TINY, full_precision, key_counts, read_tokens, write_output
+from openclip_linattn.ops.inputs import (
+    TINY,
+    Tokens,
+    check_heads,
+    full_precision,
+    key_counts,
+    read_tokens,
+    vanishing_weight,
+    write_output,
+)
+from openclip_linattn.ops.kernels import fits, selectable
+from openclip_linattn.ops.library import Definition, define
 from openclip_linattn.ops.sums import summed_weights, unit, weighted_values
 
 
+@selectable
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -29,19 +41,11 @@ def linear_attention(
     gives zero with zero gradient: see `vanishing_weight`. Raises UserError for inputs of another form.
     """
     check_feature_map(feature_map)
-    tokens = read_tokens(q, k, v, key_padding_mask)
+    check_heads(q, k, v)
+    if feature_map == "affine" and not causal and key_padding_mask is None and fits(q, k, v):
+        return _bidirectional(q, k, v)[0]
     with full_precision(v):
-        if feature_map == "affine":
-            phi_q, phi_k, offset = unit(tokens.q), unit(tokens.k), 1.0
-            smallest = vanishing_weight(phi_q.dtype) * key_counts(tokens, causal=causal)
-        else:
-            phi_q, phi_k, offset = elu_feature(tokens.q), elu_feature(tokens.k), 0.0
-            phi_k = phi_k if tokens.padding is None else phi_k.masked_fill(tokens.padding, 0)
-            smallest = phi_q.new_zeros(())
-        o = weighted_values(phi_q, phi_k, tokens.v, offset=offset, causal=causal)
-        total = summed_weights(phi_q, phi_k, tokens.present, offset=offset, causal=causal)
-        o = o * ((total > smallest).to(total.dtype) / total.clamp_min(TINY))
-    return write_output(o, tokens)
+        return _plain(read_tokens(q, k, v, key_padding_mask), causal=causal, feature_map=feature_map)
 
 
 def check_feature_map(feature_map: str) -> None:
@@ -57,10 +61,25 @@ def elu_feature(x: Tensor) -> Tensor:
     return torch.where(x > 0, x + 1, x.clamp_max(0).exp())
 
 
-def vanishing_weight(dtype: torch.dtype) -> float:
-    """The mean affine weight of a row up to which the row counts as having no weight at all.
+def _plain(tokens: Tokens, *, causal: bool, feature_map: str) -> Tensor:
+    if feature_map == "affine":
+        phi_q, phi_k, offset = unit(tokens.q), unit(tokens.k), 1.0
+        smallest = vanishing_weight(phi_q.dtype) * key_counts(tokens, causal=causal)
+    else:
+        phi_q, phi_k, offset = elu_feature(tokens.q), elu_feature(tokens.k), 0.0
+        phi_k = phi_k if tokens.padding is None else phi_k.masked_fill(tokens.padding, 0)
+        smallest = phi_q.new_zeros(())
+    o = weighted_values(phi_q, phi_k, tokens.v, offset=offset, causal=causal)
+    total = summed_weights(phi_q, phi_k, tokens.present, offset=offset, causal=causal)
+    return write_output(o * ((total > smallest).to(total.dtype) / total.clamp_min(TINY)), tokens)
 
-    Where q is opposite to every key, 1 + q^.k^ is zero up to rounding (float32) or up to the 1e-12 in the
-    token norm (float64), and a quotient of two such numbers means nothing.
-    """
-    return 1e-9 if dtype == torch.float64 else 32 * torch.finfo(torch.float32).eps
+
+_bidirectional = define(
+    Definition(
+        name="linear",
+        plain=lambda q, k, v: _plain(read_tokens(q, k, v, None), causal=False, feature_map="affine"),
+        # The sums of weights (N D) are matrix-vector products.
+        forward_macs=lambda tokens, width, value_width: 2 * tokens * width * value_width,
+        backward_macs=lambda tokens, width, value_width: 4 * tokens * width * value_width,
+    )
+)

@@ -8,19 +8,23 @@ from torch import Tensor
 from openclip_linattn.errors import UserError
 from openclip_linattn.ops.inputs import (
     Tokens,
+    check_heads,
     full_precision,
+    is_finite,
     key_counts,
     per_head,
     read_tokens,
     write_output,
 )
+from openclip_linattn.ops.kernels import fits, selectable
+from openclip_linattn.ops.layout import compute_dtype
+from openclip_linattn.ops.library import Definition, define
 from openclip_linattn.ops.products import product, solve, solve_lower
+from openclip_linattn.ops.small_systems import NORM_FLOOR
 from openclip_linattn.ops.sums import CHUNK, unit
 
-NORM_FLOOR = 0.05
-"""The Frobenius norm is bounded from below by this times the number of keys."""
 
-
+@selectable
 def neumann_linear_attention(
     q: Tensor,
     k: Tensor,
@@ -48,20 +52,38 @@ def neumann_linear_attention(
     as queries, and give zero. Raises UserError for inputs of another form.
     """
     check_gamma(gamma)
+    check_heads(q, k, v)
+    if not causal and key_padding_mask is None and fits(q, k, v):
+        return _bidirectional(q, k, v, _table(gamma, q))[0]
     tokens = read_tokens(q, k, v, key_padding_mask)
     with full_precision(v):
         factor = per_head(gamma, "gamma", tokens.v)
-        o = _causal(tokens, factor) if causal else _bidirectional(tokens, factor)
+        o = _causal(tokens, factor) if causal else _all_keys(tokens, factor)
     return write_output(o, tokens)
 
 
 def check_gamma(gamma: float | Tensor) -> None:
     """Raise UserError for a number with which the Neumann series need not converge."""
-    if not isinstance(gamma, Tensor) and not (math.isfinite(gamma) and 0 <= gamma < 1):
+    if not isinstance(gamma, Tensor) and not (is_finite(gamma) and 0 <= gamma < 1):
         raise UserError(f"gamma must be at least 0 and below 1 for the series to converge, got {gamma!r}")
 
 
-def _bidirectional(tokens: Tokens, gamma: float | Tensor) -> Tensor:
+def _table(gamma: float | Tensor, q: Tensor) -> Tensor:
+    """The values of gamma as (B or 1, H)."""
+    heads = q.new_empty(*q.shape[:2], 0, 0, dtype=compute_dtype(q))
+    factor = per_head(gamma, "gamma", heads)
+    if not isinstance(factor, Tensor):
+        return heads.new_full((1, q.shape[1]), factor)
+    factor = factor if factor.dim() == 0 else factor[..., 0, 0]
+    return factor.expand(factor.shape[0] if factor.dim() == 2 else 1, q.shape[1])
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> Tensor:
+    tokens = read_tokens(q, k, v, None)
+    return write_output(_all_keys(tokens, gamma[..., None, None]), tokens)
+
+
+def _all_keys(tokens: Tokens, gamma: float | Tensor) -> Tensor:
     q, k, v = unit(tokens.q), unit(tokens.k), tokens.v
     counts = key_counts(tokens, causal=False)
     q_sum, k_sum = q.sum(-2, keepdim=True), k.sum(-2, keepdim=True)
@@ -117,3 +139,25 @@ def _causal(tokens: Tokens, gamma: float | Tensor) -> Tensor:
         squares = squared_norm[..., -1:, :]
         outputs.append(o)
     return torch.cat(outputs, -2)
+
+
+def _forward_macs(tokens: int, width: int, value_width: int) -> int:
+    rank = width + 1
+    return tokens * rank * (3 * rank + 2 * value_width) + rank**3 // 3 + rank**2 * value_width
+
+
+def _backward_macs(tokens: int, width: int, value_width: int) -> int:
+    rank = width + 1
+    return tokens * rank * (4 * rank + 4 * value_width) + 2 * rank**2 * value_width
+
+
+_bidirectional = define(
+    Definition(
+        name="neumann",
+        plain=_plain,
+        forward_macs=_forward_macs,
+        backward_macs=_backward_macs,
+        factors=", Tensor gamma",
+        factor_gradient=True,
+    )
+)

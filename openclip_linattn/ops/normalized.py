@@ -1,16 +1,26 @@
 """Normalised linear attention: scores in [0, 1] and no denominator."""
 
-import math
+from typing import TypeVar
 
 from torch import Tensor
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.ops.inputs import full_precision, key_counts, read_tokens, write_output
+from openclip_linattn.ops.inputs import (
+    check_heads,
+    full_precision,
+    is_finite,
+    key_counts,
+    read_tokens,
+    write_output,
+)
+from openclip_linattn.ops.kernels import fits, selectable
+from openclip_linattn.ops.library import Definition, define
 from openclip_linattn.ops.sums import unit, weighted_values
 
 LENGTH_SCALES = ("none", "mean", "train")
 
 
+@selectable
 def normalized_linear_attention(
     q: Tensor,
     k: Tensor,
@@ -38,18 +48,25 @@ def normalized_linear_attention(
     only. Raises UserError for inputs of another form.
     """
     check_scale(scale, length_scale, train_tokens)
+    check_heads(q, k, v)
+    if not causal and key_padding_mask is None and fits(q, k, v):
+        factor = 0.5 * scale * length_factor(q.shape[-2], length_scale, train_tokens)
+        return _bidirectional(q, k, v, factor)[0]
     tokens = read_tokens(q, k, v, key_padding_mask)
     with full_precision(v):
-        factor = length_factor(key_counts(tokens, causal=causal), length_scale, train_tokens)
-        o = weighted_values(unit(tokens.q), unit(tokens.k), tokens.v, offset=1.0, causal=causal)
-        o = o * (0.5 * scale * factor)
+        factor = 0.5 * scale * length_factor(key_counts(tokens, causal=causal), length_scale, train_tokens)
+        o = factor * weighted_values(unit(tokens.q), unit(tokens.k), tokens.v, offset=1.0, causal=causal)
     return write_output(o, tokens)
 
 
-def length_factor(counts: Tensor, length_scale: str, train_tokens: int | None) -> Tensor | float:
+Counts = TypeVar("Counts", int, Tensor)
+
+
+def length_factor(counts: Counts, length_scale: str, train_tokens: int | None) -> Counts | float:
     """The factor by which each row's sum is scaled, from the number of keys that it may attend to.
 
-    Shapes: counts (B or 1, 1, N or 1, 1), at least 1; returns the same shape, or 1.0 for "none".
+    Shapes: counts (B or 1, 1, N or 1, 1), or one number for all rows; at least 1. Returns the same shape, or 1.0
+    for "none".
     """
     if length_scale == "mean":
         return 2 / counts
@@ -60,7 +77,7 @@ def length_factor(counts: Tensor, length_scale: str, train_tokens: int | None) -
 
 def check_scale(scale: float, length_scale: str, train_tokens: int | None) -> None:
     """Raise UserError unless the three factors of normalised linear attention fit together."""
-    if not math.isfinite(scale):
+    if not is_finite(scale):
         raise UserError(f"scale must be a finite number, got {scale!r}")
     if length_scale not in LENGTH_SCALES:
         raise UserError(f"length_scale must be one of {', '.join(LENGTH_SCALES)}, got {length_scale!r}")
@@ -69,3 +86,20 @@ def check_scale(scale: float, length_scale: str, train_tokens: int | None) -> No
             "length_scale 'train' needs train_tokens, the number of tokens at the training resolution "
             f"(197 for patch 16 at 224 px), got {train_tokens!r}"
         )
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, factor: float) -> Tensor:
+    tokens = read_tokens(q, k, v, None)
+    o = factor * weighted_values(unit(tokens.q), unit(tokens.k), tokens.v, offset=1.0, causal=False)
+    return write_output(o, tokens)
+
+
+_bidirectional = define(
+    Definition(
+        name="normalized",
+        plain=_plain,
+        forward_macs=lambda tokens, width, value_width: 2 * tokens * width * value_width,
+        backward_macs=lambda tokens, width, value_width: 4 * tokens * width * value_width,
+        factors=", float scale",
+    )
+)

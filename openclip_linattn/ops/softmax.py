@@ -5,8 +5,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from openclip_linattn.ops.inputs import full_precision, read_tokens, write_output
+from openclip_linattn.ops.kernels import selectable
 
 
+@selectable
 def softmax_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, key_padding_mask: Tensor | None = None
 ) -> Tensor:

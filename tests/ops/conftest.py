@@ -17,6 +17,30 @@ def _packed_tokens(
     return tuple(x.detach().requires_grad_() for x in (q, k, v))
 
 
+def _tokens_of(
+    layout: str,
+    batch: int,
+    heads: int,
+    tokens: int,
+    width: int,
+    value_width: int,
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v in a memory layout: contiguous tensors, a packed projection, or rows with gaps ("transposed")."""
+    generator = torch.Generator().manual_seed(tokens + width)
+    sizes = (width, width, value_width)
+    x = torch.randn(batch, tokens, heads, sum(sizes), generator=generator, dtype=torch.float64).to(
+        device, dtype
+    )
+    q, k, v = (part.transpose(1, 2) for part in x.split(sizes, -1))
+    if layout == "contiguous":
+        return q.contiguous(), k.contiguous(), v.contiguous()
+    if layout == "transposed":
+        q, k, v = (part.mT.contiguous().mT for part in (q, k, v))
+    return q, k, v
+
+
 def _relative_error(got: Tensor, expected: Tensor) -> float:
     """|got - expected| / |expected|, in float64; the absolute error where the expected value is zero."""
     got, expected = got.detach().double(), expected.detach().double()
@@ -32,3 +56,8 @@ def packed_tokens() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
 @pytest.fixture(scope="session")
 def relative_error() -> Callable[[Tensor, Tensor], float]:
     return _relative_error
+
+
+@pytest.fixture(scope="session")
+def tokens_of() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    return _tokens_of

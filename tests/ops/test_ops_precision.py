@@ -98,7 +98,9 @@ def test_large_tokens_in_half_precision(kind, name, tokens, dtype, context, rela
     assert relative_error(fast[0], exact[0]) <= 1e-2
     rounding = (centred(exact[0].to(dtype).double()) - centred(exact[0])).norm()
     added = (centred(fast[0]) - centred(exact[0])).norm()
-    assert added <= 1.2 * rounding + 1e-6 * exact[0].norm()
+    # infsa rounds twice: its factor rho is applied to the rounded hop. Independent errors add by squares.
+    roundings = 2**0.5 if kind == "infsa" else 1
+    assert added <= 1.2 * roundings * rounding + 1e-6 * exact[0].norm()
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

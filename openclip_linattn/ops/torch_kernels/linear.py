@@ -1,0 +1,98 @@
+"""Linear attention with a denominator (arXiv 2510.21956) by blocks of tokens, with its gradient by hand.
+
+With M = K^^T V, m = sum_j v_j and s = sum_j k^_j the output is o_i = w_i (m + q^_i M), where
+w_i = 1 / (N + q^_i.s) or, for a row without weight, zero. The state holds m, M, s, the inverse norms of the rows
+of q and k, and w.
+"""
+
+import torch
+from torch import Tensor
+
+from openclip_linattn.ops.inputs import TINY, vanishing_weight
+from openclip_linattn.ops.layout import compute_dtype, empty_gradients, empty_output, split_gradients
+from openclip_linattn.ops.torch_kernels.blocks import Blocks, unit_gradient_, write
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return o_i = sum_j (1 + q^_i.k^_j) v_j / sum_j (1 + q^_i.k^_j) and the state for `backward`.
+
+    Shapes: q, k (B, H, N, D), v (B, H, N, Dv); returns (B, H, N, Dv) and a tensor of `state_shape(q, v)`. Rows
+    that are left without weight give zero: see `vanishing_weight`.
+    """
+    tokens = q.shape[-2]
+    smallest = tokens * vanishing_weight(compute_dtype(q))
+    blocks = Blocks(q, v, scratch=2)
+    o = empty_output(q, v)
+    state = q.new_zeros(state_shape(q, v), dtype=compute_dtype(q))
+    for q_group, k_group, v_group, o_group, *saved in blocks.groups(q, k, v, o, *_split(state, q, v)):
+        total, product, key_sum, q_norms, k_norms, inverses = saved
+        for k_chunk, v_chunk, norms in blocks.chunks(k_group, v_group, k_norms):
+            keys, values = blocks.unit(k_chunk, norms, 0), blocks.read(v_chunk, 1)
+            product.baddbmm_(keys.mT, values)
+            total += values.sum(-2, keepdim=True)
+            key_sum += keys.sum(-2, keepdim=True)
+        for q_chunk, o_chunk, norms, inverse in blocks.chunks(q_group, o_group, q_norms, inverses):
+            queries = blocks.unit(q_chunk, norms, 0)
+            weight = torch.mul(queries, key_sum, out=blocks.empty(q_chunk, 1)).sum(-1, keepdim=True)
+            weight += tokens
+            torch.div(weight > smallest, weight.clamp_min(TINY), out=inverse)
+            values = torch.baddbmm(total, queries, product, out=blocks.empty(o_chunk, 1))
+            write(o_chunk, values.mul_(inverse))
+    return o, state
+
+
+def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> Tensor:
+    """Return the gradients of q, k and v in one buffer of `layout.empty_gradients`.
+
+    With g_i = w_i do_i and h_i = -w_i g_i.(m + q^_i M), the gradients of numerator and denominator, and
+    dM = sum_i q^_i^T g_i, dm = sum_i g_i, ds = sum_i h_i q^_i: dq^_i = g_i M^T + h_i s,
+    dk^_j = v_j dM^T + ds and dv_j = dm + k^_j dM.
+    """
+    blocks = Blocks(q, v, scratch=3)
+    gradients = empty_gradients(q, v)
+    views = split_gradients(gradients, *q.shape[1::2])
+    groups = blocks.groups(do, q, k, v, *views, *_split(state, q, v))
+    for do_group, q_group, k_group, v_group, dq_group, dk_group, dv_group, *saved in groups:
+        total, product, key_sum, q_norms, k_norms, inverses = saved
+        d_total, d_product, d_key_sum = (torch.zeros_like(x) for x in (total, product, key_sum))
+        for do_chunk, q_chunk, dq_chunk, norms, inverse in blocks.chunks(
+            do_group, q_group, dq_group, q_norms, inverses
+        ):
+            queries, of_values = blocks.scaled(q_chunk, norms, 0), blocks.scaled(do_chunk, inverse, 1)
+            d_product.baddbmm_(queries.mT, of_values)
+            d_total += of_values.sum(-2, keepdim=True)
+            of_queries = torch.bmm(of_values, product.mT, out=blocks.empty(q_chunk, 2))
+            along = of_values.mul_(total).sum(-1, keepdim=True)
+            along += torch.mul(queries, of_queries, out=blocks.empty(q_chunk, 1)).sum(-1, keepdim=True)
+            of_weight = along.mul_(inverse).neg_()
+            d_key_sum += torch.mul(queries, of_weight, out=blocks.empty(q_chunk, 1)).sum(-2, keepdim=True)
+            of_queries.addcmul_(of_weight, key_sum)
+            write(dq_chunk, unit_gradient_(of_queries, queries, norms, blocks.empty(q_chunk, 1)))
+        for k_chunk, v_chunk, dk_chunk, dv_chunk, norms in blocks.chunks(
+            k_group, v_group, dk_group, dv_group, k_norms
+        ):
+            keys = blocks.scaled(k_chunk, norms, 0)
+            write(dv_chunk, torch.baddbmm(d_total, keys, d_product, out=blocks.empty(v_chunk, 1)))
+            values, out = blocks.read(v_chunk, 1), blocks.empty(k_chunk, 2)
+            of_keys = torch.baddbmm(d_key_sum, values, d_product.mT, out=out)
+            write(dk_chunk, unit_gradient_(of_keys, keys, norms, blocks.empty(k_chunk, 1)))
+    return gradients
+
+
+def state_shape(q: Tensor, v: Tensor) -> tuple[int, ...]:
+    """The shape (B, H, S) of the state: Dv + D Dv + D + 3 N numbers per head."""
+    batch, heads, tokens, width = q.shape
+    return batch, heads, (width + 1) * v.shape[-1] + width + 3 * tokens
+
+
+def _split(state: Tensor, q: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """m (B H, 1, Dv), M (B H, D, Dv), s (B H, 1, D); inverse norms of q and k, and w (B H, N, 1)."""
+    tokens, width, value_width = *q.shape[-2:], v.shape[-1]
+    sizes = (value_width, width * value_width, width, tokens, tokens, tokens)
+    total, product, key_sum, *rows = state.flatten(0, 1).split_with_sizes(sizes, -1)
+    return (
+        total.unsqueeze(1),
+        product.unflatten(1, (width, value_width)),
+        key_sum.unsqueeze(1),
+        *(x.unsqueeze(-1) for x in rows),
+    )
