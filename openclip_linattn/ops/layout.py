@@ -27,9 +27,9 @@ def empty_gradients(q: Tensor, v: Tensor) -> Tensor:
 def split_gradients(gradients: Tensor, heads: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
     """The views dq, dk (B, H, N, D) and dv (B, H, N, Dv) of the buffer of `empty_gradients`."""
     size = heads * width
-    dq, dk, dv = gradients.split((size, size, gradients.shape[-1] - 2 * size), -1)
-    return (
-        dq.unflatten(-1, (heads, width)).transpose(1, 2),
-        dk.unflatten(-1, (heads, width)).transpose(1, 2),
-        dv.unflatten(-1, (heads, -1)).transpose(1, 2),
-    )
+    dq, dk, dv = gradients.split_with_sizes((size, size, gradients.shape[-1] - 2 * size), -1)
+    return _heads_first(dq, heads), _heads_first(dk, heads), _heads_first(dv, heads)
+
+
+def _heads_first(x: Tensor, heads: int) -> Tensor:
+    return x.view(*x.shape[:2], heads, x.shape[-1] // heads).transpose(1, 2)

@@ -165,6 +165,7 @@ def _flops(macs: Callable[[int, int, int], int], position: int) -> Callable[...,
 
     def flops(*shapes: Any, out_shape: Any = None, **_: Any) -> int:  # noqa: ARG001
         (batch, heads, tokens, width), value_width = shapes[position], shapes[position + 2][-1]
-        return 2 * batch * heads * macs(tokens, width, value_width)
+        products: int = batch * heads * macs(tokens, width, value_width)
+        return 2 * products
 
     return flops

@@ -50,8 +50,9 @@ def normalized_linear_attention(
     check_scale(scale, length_scale, train_tokens)
     check_heads(q, k, v)
     if not causal and key_padding_mask is None and fits(q, k, v):
-        factor = 0.5 * scale * length_factor(q.shape[-2], length_scale, train_tokens)
-        return _bidirectional(q, k, v, factor)[0]
+        return _bidirectional(q, k, v, 0.5 * scale * length_factor(q.shape[-2], length_scale, train_tokens))[
+            0
+        ]
     tokens = read_tokens(q, k, v, key_padding_mask)
     with full_precision(v):
         factor = 0.5 * scale * length_factor(key_counts(tokens, causal=causal), length_scale, train_tokens)

@@ -14,8 +14,9 @@ from torch import Tensor
 from openclip_linattn.ops.infinite import check_neumann_terms, refuse_causal
 from openclip_linattn.ops.inputs import TINY, per_head, vanishing_weight
 from openclip_linattn.ops.linear import check_feature_map, elu_feature
-from openclip_linattn.ops.neumann import NORM_FLOOR, check_gamma
+from openclip_linattn.ops.neumann import check_gamma
 from openclip_linattn.ops.normalized import check_scale, length_factor
+from openclip_linattn.ops.small_systems import NORM_FLOOR
 
 
 def softmax_attention(

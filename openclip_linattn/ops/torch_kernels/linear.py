@@ -92,7 +92,7 @@ def _split(state: Tensor, q: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     total, product, key_sum, *rows = state.flatten(0, 1).split_with_sizes(sizes, -1)
     return (
         total.unsqueeze(1),
-        product.unflatten(1, (width, value_width)),
+        product.view(-1, width, value_width),
         key_sum.unsqueeze(1),
         *(x.unsqueeze(-1) for x in rows),
     )

@@ -60,8 +60,7 @@ def backward(
             queries, of_output = blocks.scaled(q_chunk, norms, 0), blocks.read(do_chunk, 1)
             d_x[:, 1:].baddbmm_(queries.mT, of_output)
             d_x[:, :1] += of_output.sum(-2, keepdim=True)
-        per_head = q_group.shape[:2]
-        system = solve_backward(d_x.unflatten(0, per_head), saved.unflatten(0, per_head))
+        system = solve_backward(*(y.view(*q_group.shape[:2], *y.shape[1:]) for y in (d_x, saved)))
         group_of_gamma.copy_(system.gamma)
         chunks = blocks.chunks(do_group, q_group, *tokens, q_norms, k_norms)
         _token_gradients(blocks, chunks, x, system)
@@ -83,8 +82,8 @@ def _split(state: Tensor, q: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     sizes = ((width + 1) * value_width, saved[0] * saved[1], tokens, tokens)
     x, kept, q_norms, k_norms = state.flatten(0, 1).split_with_sizes(sizes, -1)
     return (
-        x.unflatten(1, (width + 1, value_width)),
-        kept.unflatten(1, saved),
+        x.view(-1, width + 1, value_width),
+        kept.view(-1, *saved),
         q_norms.unsqueeze(-1),
         k_norms.unsqueeze(-1),
     )
@@ -112,7 +111,9 @@ def _sum_tokens(
         gram[:, :, 0] = row
     for matrix in (gram_q, gram_k, cross):
         matrix[:, 0, 0] = tokens
-    gram_q, gram_k, cross, summed = (x.unflatten(0, (batch, heads)) for x in (gram_q, gram_k, cross, summed))
+    gram_q, gram_k, cross, summed = (
+        x.view(batch, heads, *x.shape[1:]) for x in (gram_q, gram_k, cross, summed)
+    )
     return gram_q, gram_k, cross, summed
 
 

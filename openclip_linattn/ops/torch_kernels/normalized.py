@@ -77,7 +77,7 @@ def _split(state: Tensor, q: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     total, product, q_norms, k_norms = state.flatten(0, 1).split_with_sizes(sizes, -1)
     return (
         total.unsqueeze(1),
-        product.unflatten(1, (width, value_width)),
+        product.view(-1, width, value_width),
         q_norms.unsqueeze(-1),
         k_norms.unsqueeze(-1),
     )

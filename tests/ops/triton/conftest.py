@@ -1,0 +1,49 @@
+"""The Triton kernels run on the card where there is one, else on CPU tensors in Triton's interpreter."""
+
+import os
+import sys
+from importlib import import_module
+
+import pytest
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    # Triton decides when it is imported, and `import open_clip` and others import it.
+    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+        raise pytest.UsageError(
+            "Triton was imported before its interpreter was chosen: set TRITON_INTERPRET=1"
+        )
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="session")
+def device():
+    return DEVICE
+
+
+@pytest.fixture(scope="session")
+def kernel_module():
+    """A module of `openclip_linattn.ops.triton_kernels` by its name."""
+    pytest.importorskip("triton")
+    return lambda name: import_module(f"openclip_linattn.ops.triton_kernels.{name}")
+
+
+@pytest.fixture(scope="session")
+def tolerance():
+    """The relative error, by norm, that one rounding of an input may cause, and sums over tokens in float32."""
+    # The interpreter cuts numbers off where the card rounds them to bfloat16: up to twice the error, all one way.
+    bfloat16 = 4e-3 if DEVICE == "cuda" else 1.2e-2
+    return {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: bfloat16}
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_buffers(monkeypatch):
+    """Whatever a kernel does not write comes out as NaN."""
+    new_empty = torch.Tensor.new_empty
+
+    def poisoned(self, *size, **options):
+        buffer = new_empty(self, *size, **options)
+        return buffer.fill_(torch.nan) if buffer.is_floating_point() else buffer
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
