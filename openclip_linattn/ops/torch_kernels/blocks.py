@@ -78,29 +78,38 @@ class Blocks:
         scratch.view(chunk.shape).copy_(chunk)
         return scratch.view(batch * heads, tokens, width)
 
-    def unit(self, chunk: Tensor, inverse_norms: Tensor, buffer: int) -> Tensor:
-        """The rows of a chunk (B', H, L, D) at length one, x (|x|^2 + 1e-12)^-1/2, in a scratch buffer.
-
-        Fills inverse_norms (G, L, 1).
-        """
-        x = self.read(chunk, buffer)
-        torch.linalg.vector_norm(x, dim=-1, keepdim=True, out=inverse_norms).square_().add_(TINY).rsqrt_()
-        return torch.mul(x, inverse_norms, out=self.empty(chunk, buffer))
+    def inverse_norms(self, x: Tensor, out: Tensor) -> Tensor:
+        """(|x|^2 + 1e-12)^-1/2 of the rows of a block x (G, L, D), written to out (G, L, 1)."""
+        norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, out=out)
+        return norms.square_().add_(TINY).rsqrt_()
 
     def scaled(self, chunk: Tensor, factors: Tensor, buffer: int) -> Tensor:
-        """The rows of a chunk (B', H, L, D) times factors (G, L, 1), in a scratch buffer."""
-        return torch.mul(self.read(chunk, buffer), factors, out=self.empty(chunk, buffer))
+        """The rows of a chunk (B', H, L, D) times factors (G, L, 1), in a scratch buffer (G, L, D)."""
+        scratch = self.empty(chunk, buffer)
+        torch.mul(chunk, _like(factors, chunk), out=scratch.view(chunk.shape))
+        return scratch
+
+    def sum(self, chunk: Tensor) -> Tensor:
+        """The sum over the tokens of a chunk (B', H, L, D), as (G, 1, D)."""
+        return chunk.sum(-2, keepdim=True, dtype=self._dtype).flatten(0, 1)
+
+    def write(self, chunk: Tensor, base: Tensor, x: Tensor, factors: Tensor, sign: int = 1) -> None:
+        """Write base + sign factors x to a chunk (B', H, L, D) of an output.
+
+        Shapes: base and x (G, L or 1, D), factors (G, L, 1).
+        """
+        base, x, factors = (_like(y, chunk) for y in (base, x, factors))
+        if chunk.dtype == self._dtype:
+            torch.addcmul(base, x, factors, value=sign, out=chunk)
+        else:
+            chunk.copy_(torch.addcmul(base, x, factors, value=sign))
 
 
-def write(chunk: Tensor, block: Tensor) -> None:
-    """Write a block (G, L, D) to the chunk (B', H, L, D) of an output."""
-    chunk.copy_(block.view(chunk.shape))
+def _like(x: Tensor, chunk: Tensor) -> Tensor:
+    """A tensor (G, ...) as (B', H, ...)."""
+    return x.view(*chunk.shape[:2], *x.shape[1:])
 
 
-def unit_gradient_(dx: Tensor, x: Tensor, inverse_norms: Tensor, scratch: Tensor) -> Tensor:
-    """Turn the gradient dx of unit rows x into that of the rows before, in place: r (dx - x (x.dx)).
-
-    Shapes: dx, x, scratch (G, L, D), inverse_norms r (G, L, 1).
-    """
-    along = torch.mul(x, dx, out=scratch).sum(-1, keepdim=True)
-    return dx.addcmul_(x, along, value=-1).mul_(inverse_norms)
+def row_products(x: Tensor, y: Tensor, scratch: Tensor) -> Tensor:
+    """The inner products x_i.y_i of rows (G, L, D), as (G, L, 1)."""
+    return torch.mul(x, y, out=scratch).sum(-1, keepdim=True)

@@ -16,7 +16,7 @@ from openclip_linattn.ops.small_systems import (
     solve_backward,
     solve_forward,
 )
-from openclip_linattn.ops.torch_kernels.blocks import Blocks, unit_gradient_, write
+from openclip_linattn.ops.torch_kernels.blocks import Blocks, row_products
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,8 +38,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, Ten
         x.copy_(solution.flatten(0, 1))
         saved.copy_(kept.flatten(0, 1))
         for q_chunk, o_chunk, norms in blocks.chunks(q_group, o_group, q_norms):
-            queries, out = blocks.scaled(q_chunk, norms, 0), blocks.empty(o_chunk, 1)
-            write(o_chunk, torch.baddbmm(x[:, :1], queries, x[:, 1:], out=out))
+            read = torch.bmm(blocks.read(q_chunk, 0), x[:, 1:], out=blocks.empty(o_chunk, 1))
+            blocks.write(o_chunk, x[:, :1], read, norms)
     return o, state
 
 
@@ -97,7 +97,10 @@ def _sum_tokens(
     gram_q, gram_k, cross = q_norms.new_zeros(3, batch * heads, width + 1, width + 1)
     summed = q_norms.new_zeros(batch * heads, width + 1, v.shape[-1])
     for q_chunk, k_chunk, v_chunk, norms_of_q, norms_of_k in blocks.chunks(q, k, v, q_norms, k_norms):
-        queries, keys = blocks.unit(q_chunk, norms_of_q, 0), blocks.unit(k_chunk, norms_of_k, 1)
+        queries, keys = (
+            blocks.scaled(chunk, blocks.inverse_norms(blocks.read(chunk, buffer), norms), buffer)
+            for chunk, norms, buffer in ((q_chunk, norms_of_q, 0), (k_chunk, norms_of_k, 1))
+        )
         values = blocks.read(v_chunk, 2)
         gram_q[:, 1:, 1:].baddbmm_(queries.mT, queries)
         gram_k[:, 1:, 1:].baddbmm_(keys.mT, keys)
@@ -133,8 +136,10 @@ def _token_gradients(
         queries, keys = blocks.scaled(q, q_norms, 0), blocks.scaled(k, k_norms, 1)
         d_queries = torch.baddbmm(q_row, blocks.read(do, 2), x[:, 1:].mT, out=blocks.empty(q, 3))
         d_queries.baddbmm_(queries, gram_q[:, 1:, 1:]).baddbmm_(keys, cross[:, 1:, 1:])
-        write(dq, unit_gradient_(d_queries, queries, q_norms, blocks.empty(q, 2)))
+        along = row_products(queries, d_queries, blocks.empty(q, 2)).mul_(q_norms)
+        blocks.write(dq, d_queries.mul_(q_norms), queries, along, -1)
         d_keys = torch.baddbmm(k_row, blocks.read(v, 2), summed[:, 1:].mT, out=blocks.empty(k, 3))
         d_keys.baddbmm_(keys, gram_k[:, 1:, 1:]).baddbmm_(queries, cross[:, 1:, 1:].mT)
-        write(dk, unit_gradient_(d_keys, keys, k_norms, blocks.empty(k, 2)))
-        write(dv, torch.baddbmm(summed[:, :1], keys, summed[:, 1:], out=blocks.empty(v, 2)))
+        along = row_products(keys, d_keys, blocks.empty(k, 2)).mul_(k_norms)
+        blocks.write(dk, d_keys.mul_(k_norms), keys, along, -1)
+        dv.copy_(torch.baddbmm(summed[:, :1], keys, summed[:, 1:], out=blocks.empty(v, 2)).view(dv.shape))
