@@ -59,7 +59,8 @@ class OperatorAttention(Attention):  # type: ignore[misc]  # open_clip ships no 
             self.options = {"length_scale": "train", "train_tokens": train_tokens}
         self.factors = tuple(name for name in FACTORS if name in keywords)
         for name in self.factors:
-            self.register_parameter(f"{name}_logit", nn.Parameter(self.initial_logits(name)))
+            logits = self.initial_logits(name).to(self.in_proj_weight.device)
+            self.register_parameter(f"{name}_logit", nn.Parameter(logits))
         self._mask_checked = False
 
     @classmethod

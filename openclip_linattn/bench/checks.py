@@ -15,6 +15,7 @@ from openclip_linattn.bench.contestants import Contestant, Function
 from openclip_linattn.bench.exact_rows import ROW_FORMULAS
 from openclip_linattn.bench.inputs import Inputs, Shape, make_inputs
 from openclip_linattn.bench.memory import out_of_memory
+from openclip_linattn.ops.tf32 import tf32_allowed
 
 NAMES = ("o", "dq", "dk", "dv")
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -70,7 +71,7 @@ class Finding:
 
 def tolerance(dtype: torch.dtype, device: torch.device) -> float:
     """The allowed relative error of a number type on a device."""
-    if dtype == torch.float32 and device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
+    if dtype == torch.float32 and device.type == "cuda" and tf32_allowed():
         return TF32_TOLERANCE
     return TOLERANCES[dtype]
 

@@ -15,7 +15,8 @@ import torch
 
 from openclip_linattn.bench.passes import dtype_name
 from openclip_linattn.errors import UserError
-from openclip_linattn.ops.kernels import implementation, override
+from openclip_linattn.ops.kernels import choose, override
+from openclip_linattn.ops.tf32 import tf32_allowed
 
 PEERS = ("triton", "flash-linear-attention", "linear-attention-transformer")
 
@@ -89,7 +90,7 @@ def environment(device: torch.device, dtype: torch.dtype, head_width: int) -> di
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda if device.type == "cuda" else None,
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "tf32_allowed": tf32_allowed(),
         "dtype": dtype_name(dtype),
         "kernel": running_kernel(dtype, head_width, device),
         "OPENCLIP_LINATTN_KERNEL": os.environ.get("OPENCLIP_LINATTN_KERNEL"),
@@ -102,8 +103,7 @@ def running_kernel(dtype: torch.dtype, head_width: int, device: torch.device) ->
     if (asked := override()) is not None:
         return asked
     x = torch.empty(1, 1, 1, head_width, dtype=dtype, device=device)
-    package = implementation("normalized", x, x).__name__.split(".")[-2]
-    return package.removesuffix("_kernels")
+    return choose(x, x)
 
 
 def _processor() -> str:

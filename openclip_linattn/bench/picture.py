@@ -1,6 +1,6 @@
 """The picture of a benchmark: time against length with the floor, and the ratio to softmax below it, both log-log."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from openclip_scaling.plot import plain_ticks, styles
 
 _MAX_TICKS = 7
 _FEW = 30
-"""A range of ratios in which powers of ten would be too few ticks."""
+"""A range in which powers of ten would be too few ticks."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def figure(report: Report) -> Figure:
         _axes(top, bottom, rows, view)
     grid[0, 0].set_ylabel(view.y_label)
     grid[1, 0].set_ylabel("softmax time / time")
-    _legend(panels, grid[0, 0], towers=report.benchmark == "towers")
+    _legend(panels, grid[0, 0], towers=report.benchmark == "towers", columns=2 * len(passes))
     panels.suptitle(_title(report), fontsize=9, x=0.02, ha="left")
     return panels
 
@@ -137,25 +137,25 @@ def _axes(top: Axes, bottom: Axes, rows: Sequence[Row], view: _View) -> None:
     bottom.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _size(int(value))))
     bottom.xaxis.set_minor_locator(NullLocator())
     bottom.xaxis.set_minor_formatter(NullFormatter())
-    _ratio_ticks(bottom)
-    top.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _time(value)))
+    _value_ticks(bottom, lambda value, _: f"{value:,g}")
+    _value_ticks(top, lambda value, _: _time(value))
     bottom.set_xlabel(view.x_label)
 
 
-def _ratio_ticks(axes: Axes) -> None:
+def _value_ticks(axes: Axes, words: Callable[[float, int], str]) -> None:
     low, high = axes.get_ylim()
     if high / low < _FEW:
         axes.yaxis.set_major_locator(FixedLocator(plain_ticks(low, high)))
         axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(words))
 
 
 def _time(seconds: float) -> str:
-    """A power of ten in the unit that keeps it between 1 and 1000."""
+    """A time in the unit that keeps it between 1 and 1000."""
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
         if round(seconds * factor, 9) >= 1:
-            return f"{seconds * factor:,.0f} {unit}"
-    return f"{seconds * 1e9:.0f} ns"
+            return f"{seconds * factor:,.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
 
 
 def _size(value: int) -> str:
@@ -164,12 +164,12 @@ def _size(value: int) -> str:
     return f"$2^{{{power}}}$" if value == 2**power and power >= 13 else f"{value:,}"
 
 
-def _legend(panels: Figure, axes: Axes, *, towers: bool) -> None:
+def _legend(panels: Figure, axes: Axes, *, towers: bool, columns: int) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if towers:
         handles.append(Line2D([], [], linestyle="--", color="0.4", linewidth=0.9))
         labels.append("FLOP ratio to softmax")
-    panels.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    panels.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
 
 
 def _title(report: Report) -> str:

@@ -15,8 +15,13 @@ from rich.table import Table
 def doctor_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show versions against the bounds that are known to work, devices, and whether plain OpenCLIP finds the models."""
-    report: dict[str, Any] = {"packages": package_rows(), "devices": devices(), "autoload": autoload_state()}
+    """Show versions against the bounds that are known to work, devices, kernels, and the state of the autoload."""
+    report: dict[str, Any] = {
+        "packages": package_rows(),
+        "devices": devices(),
+        "kernels": kernels(),
+        "autoload": autoload_state(),
+    }
     if as_json:
         typer.echo(json.dumps(report, indent=2))
     else:
@@ -56,6 +61,16 @@ def devices() -> list[str]:
     return [f"cpu ({cpu_count()} cores)", *cards]
 
 
+def kernels() -> dict[str, str]:
+    """The implementation that computes the operators on each type of device here, in half precision."""
+    import torch
+
+    from openclip_linattn.bench.machine import running_kernel
+
+    types = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    return {name: running_kernel(torch.bfloat16, 64, torch.device(name)) for name in types}
+
+
 def autoload_state() -> str:
     """Whether an unmodified OpenCLIP finds the models, in a word and a reason."""
     names = {point.name for point in entry_points(group="torch.backends")}
@@ -75,4 +90,6 @@ def _print(report: dict[str, Any]) -> None:
         table.add_row(row["name"], row["installed"] or "missing", row["bounds"], verdict)
     console.print(table)
     console.print(f"devices: {', '.join(report['devices'])}")
+    chosen = ", ".join(f"{kernel} on {device}" for device, kernel in report["kernels"].items())
+    console.print(f"kernels of the operators: {chosen}")
     console.print(f"plain OpenCLIP commands find the models: {report['autoload']}")

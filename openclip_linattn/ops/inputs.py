@@ -82,9 +82,10 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
             "q, k and v must have the same batch, heads and tokens (self-attention), and q and k the same "
             f"width, got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         )
-    if 0 in q.shape[2:] or v.shape[3] == 0:
+    if 0 in q.shape[1:] or v.shape[3] == 0:
         raise UserError(
-            f"there must be at least one token of width 1, got q {tuple(q.shape)}, v {tuple(v.shape)}"
+            "there must be at least one head and one token of width 1, "
+            f"got q {tuple(q.shape)}, v {tuple(v.shape)}"
         )
 
 

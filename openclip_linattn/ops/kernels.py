@@ -11,10 +11,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from openclip_linattn.errors import UserError
+from openclip_linattn.ops.graphs import needs_known_operations
 from openclip_linattn.ops.inputs import full_precision, read_tokens, write_output
 from openclip_linattn.ops.triton_kernels import supported
 
@@ -32,21 +32,26 @@ def override() -> str | None:
     return choice or None
 
 
-def implementation(operator: str, q: Tensor, v: Tensor) -> ModuleType:
-    """The module of `torch_kernels` or `triton_kernels` that computes an operator for these inputs.
+def choose(q: Tensor, v: Tensor) -> str:
+    """The implementation, "torch" or "triton", that computes an operator for these inputs.
 
     Shapes: q (B, H, N, D), v (B, H, N, Dv). Raises UserError where Triton is asked for and cannot run.
     """
-    return _module("triton_kernels" if _use_triton(q, v) else "torch_kernels", operator)
+    return "triton" if _use_triton(q, v) else "torch"
+
+
+@functools.cache
+def implementation(operator: str, kernel: str) -> ModuleType:
+    """The module of `torch_kernels` or `triton_kernels` that computes an operator."""
+    return import_module(f"openclip_linattn.ops.{kernel}_kernels.{operator}")
 
 
 def fits(*tensors: Tensor) -> bool:
     """Whether the operators of `library` take these q, k, v: one dtype, and a graph that may be opaque.
 
-    An exported graph must hold operations that others know.
+    See `graphs.needs_known_operations`.
     """
-    exporting = torch.onnx.is_in_onnx_export() or _is_exporting()
-    return not exporting and len({x.dtype for x in tensors}) == 1
+    return len({x.dtype for x in tensors}) == 1 and not needs_known_operations()
 
 
 def selectable(fast: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -72,11 +77,6 @@ def selectable(fast: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return operator
 
 
-@functools.cache
-def _module(package: str, operator: str) -> ModuleType:
-    return import_module(f"openclip_linattn.ops.{package}.{operator}")
-
-
 def _use_triton(q: Tensor, v: Tensor) -> bool:
     asked = override()
     if asked is None:
@@ -87,9 +87,3 @@ def _use_triton(q: Tensor, v: Tensor) -> bool:
             f"width {q.shape[-1]} and values of width {v.shape[-1]}; unset it to let the operator choose"
         )
     return asked == "triton"
-
-
-def _is_exporting() -> bool:
-    # Since PyTorch 2.7.
-    exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)
-    return exporting()

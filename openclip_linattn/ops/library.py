@@ -1,9 +1,10 @@
 """Makes an operator with several implementations one custom operator of PyTorch.
 
 To torch.compile it is one node without a graph break; FlopCounterMode counts its matrix products; its gradient is
-a custom operator too, computed from q, k, v and a small state. Which implementation runs is chosen by
-`kernels.implementation`, call by call. The gradient of the gradient is taken through the operator's plain form, in
-the time and memory of that.
+a custom operator too, computed from q, k, v and a small state. Which implementation runs is chosen by `kernels.choose`
+where the operator is called, and is an argument of both: a graph compiled for one, in a cache on disk perhaps, is none
+for the other, whose state has another shape. Higher gradients are taken through the operator's plain form, in the
+time and memory of that.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from openclip_linattn.ops.inputs import full_precision
-from openclip_linattn.ops.kernels import implementation
+from openclip_linattn.ops.kernels import choose, implementation
 from openclip_linattn.ops.layout import compute_dtype, empty_gradients, empty_output, split_gradients
 
 NAMESPACE = "openclip_linattn"
@@ -53,13 +54,13 @@ def define(d: Definition) -> Callable[..., tuple[Tensor, Tensor]]:
         f"{NAMESPACE}::{d.name}_attention",
         _forward(d),
         mutates_args=(),
-        schema=f"(Tensor q, Tensor k, Tensor v{d.factors}) -> (Tensor, Tensor)",
+        schema=f"(Tensor q, Tensor k, Tensor v{d.factors}, str kernel) -> (Tensor, Tensor)",
     )
     backward: Any = torch.library.custom_op(
         f"{NAMESPACE}::{d.name}_attention_backward",
         _backward(d),
         mutates_args=(),
-        schema=f"({saved}{d.factors}) -> {results}",
+        schema=f"({saved}{d.factors}, str kernel) -> {results}",
     )
     forward.register_fake(_fake_forward(d))
     backward.register_fake(_fake_backward(d))
@@ -68,14 +69,19 @@ def define(d: Definition) -> Callable[..., tuple[Tensor, Tensor]]:
     operators = getattr(torch.ops, NAMESPACE)
     register_flop_formula(getattr(operators, f"{d.name}_attention"))(_flops(d.forward_macs, 0))
     register_flop_formula(getattr(operators, f"{d.name}_attention_backward"))(_flops(d.backward_macs, 1))
-    function: Callable[..., tuple[Tensor, Tensor]] = getattr(operators, f"{d.name}_attention").default
+    registered: Callable[..., tuple[Tensor, Tensor]] = getattr(operators, f"{d.name}_attention").default
+
+    def function(q: Tensor, k: Tensor, v: Tensor, *factors: Any) -> tuple[Tensor, Tensor]:
+        return registered(q, k, v, *factors, choose(q, v))
+
     return function
 
 
 def _forward(d: Definition) -> Callable[..., tuple[Tensor, Tensor]]:
     def forward(q: Tensor, k: Tensor, v: Tensor, *factors: Any) -> tuple[Tensor, Tensor]:
+        *given, kernel = factors
         with _without_autocast(q):
-            result: tuple[Tensor, Tensor] = implementation(d.name, q, v).forward(q, k, v, *factors)
+            result: tuple[Tensor, Tensor] = implementation(d.name, kernel).forward(q, k, v, *given)
         return result
 
     return forward
@@ -83,8 +89,9 @@ def _forward(d: Definition) -> Callable[..., tuple[Tensor, Tensor]]:
 
 def _backward(d: Definition) -> Callable[..., Any]:
     def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+        *given, kernel = rest
         with _without_autocast(q):
-            return implementation(d.name, q, v).backward(do, q, k, v, *rest)
+            return implementation(d.name, kernel).backward(do, q, k, v, *given)
 
     return backward
 
@@ -98,7 +105,8 @@ def _without_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 def _fake_forward(d: Definition) -> Callable[..., tuple[Tensor, Tensor]]:
     def fake(q: Tensor, k: Tensor, v: Tensor, *factors: Any) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-        shape = implementation(d.name, q, v).state_shape(q, v, *factors if d.factors_shape_state else ())
+        *given, kernel = factors
+        shape = implementation(d.name, kernel).state_shape(q, v, *given if d.factors_shape_state else ())
         return d.empty_output(q, v), q.new_empty(shape, dtype=compute_dtype(q))
 
     return fake
@@ -107,7 +115,7 @@ def _fake_forward(d: Definition) -> Callable[..., tuple[Tensor, Tensor]]:
 def _fake_backward(d: Definition) -> Callable[..., Any]:
     def fake(do: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:  # noqa: ARG001
         gradients = empty_gradients(q, v)
-        return (gradients, torch.empty_like(rest[-1])) if d.factor_gradient else gradients
+        return (gradients, torch.empty_like(rest[-2])) if d.factor_gradient else gradients
 
     return fake
 
@@ -138,7 +146,6 @@ def _gradient(d: Definition, operator: Any) -> Callable[..., tuple[Tensor | None
 
 
 def _save_for_second(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
-    ctx.tensors = [isinstance(x, Tensor) for x in inputs]
     ctx.numbers = [x for x in inputs if not isinstance(x, Tensor)]
     ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)))
 
@@ -147,17 +154,24 @@ def _second_gradient(d: Definition) -> Callable[..., tuple[Tensor | None, ...]]:
     """The gradient of `_backward` with respect to do, q, k, v and the factor."""
 
     def second(ctx: Any, of_buffer: Tensor, *of_factor: Tensor) -> tuple[Tensor | None, ...]:
-        do, q, k, v, *rest = (x.detach().requires_grad_() for x in ctx.saved_tensors)
-        inputs = [q, k, v, *rest[-1:]] if d.factor_gradient else [q, k, v]
-        with torch.enable_grad():
-            o = d.plain(q, k, v, *inputs[3:], *ctx.numbers)
+        third = torch.is_grad_enabled()  # the result is to be differentiated again
+        # The caller may differentiate inside autocast.
+        with torch.enable_grad(), full_precision(of_buffer):
+            do, q, k, v, *rest = map(_alias, ctx.saved_tensors)
+            inputs = [q, k, v, *rest[-1:]] if d.factor_gradient else [q, k, v]
+            o = d.plain(q, k, v, *inputs[3:], *ctx.numbers[:-1])  # without the kernel
             first = torch.autograd.grad(o, inputs, do, create_graph=True)
-        outer = *split_gradients(of_buffer, q.shape[1], q.shape[3]), *of_factor
-        second = torch.autograd.grad(first, [do, *inputs], outer)
-        unused = [None] * (len(ctx.tensors) - len(second))  # the output, the state and the numbers
-        return *second[:4], *unused, *second[4:]
+            outer = *split_gradients(of_buffer, q.shape[1], q.shape[3]), *of_factor
+            second = torch.autograd.grad(first, [do, *inputs], outer, create_graph=third)
+        unused = [None] * (4 + len(rest) - len(second))  # the output and the state
+        return *second[:4], *unused, *second[4:], *[None] * len(ctx.numbers)
 
     return second
+
+
+def _alias(x: Tensor) -> Tensor:
+    """The tensor as an input of its own: that do may depend on q is no part of the gradient of one operator."""
+    return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
 
 def _flops(macs: Callable[[int, int, int], int], position: int) -> Callable[..., int]:

@@ -69,8 +69,14 @@ def _plain(tokens: Tokens, *, causal: bool, feature_map: str) -> Tensor:
         phi_q, phi_k, offset = elu_feature(tokens.q), elu_feature(tokens.k), 0.0
         phi_k = phi_k if tokens.padding is None else phi_k.masked_fill(tokens.padding, 0)
         smallest = phi_q.new_zeros(())
-    o = weighted_values(phi_q, phi_k, tokens.v, offset=offset, causal=causal)
-    total = summed_weights(phi_q, phi_k, tokens.present, offset=offset, causal=causal)
+    if causal:
+        # The sum of the weights is one more column of values, so that the scores are made once.
+        ones = tokens.present.expand(*phi_k.shape[:2], -1, 1)
+        sums = weighted_values(phi_q, phi_k, torch.cat([tokens.v, ones], -1), offset=offset, causal=True)
+        o, total = sums[..., :-1], sums[..., -1:]
+    else:
+        o = weighted_values(phi_q, phi_k, tokens.v, offset=offset, causal=False)
+        total = summed_weights(phi_q, phi_k, tokens.present, offset=offset)
     return write_output(o * ((total > smallest).to(total.dtype) / total.clamp_min(TINY)), tokens)
 
 

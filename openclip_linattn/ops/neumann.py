@@ -126,18 +126,24 @@ def _causal(tokens: Tokens, gamma: float | Tensor) -> Tensor:
     gram = phi.new_zeros(*phi.shape[:2], width, width)
     squares = phi.new_zeros(*phi.shape[:2], 1, 1)
     outputs = []
-    chunks = zip(*(torch.split(x, CHUNK, -2) for x in (phi, psi, tokens.v, counts)), strict=True)
-    for phi_chunk, psi_chunk, v_chunk, count in chunks:
+    chunks = [torch.split(x, CHUNK, -2) for x in (phi, psi, tokens.v, counts)]
+    last = len(chunks[0]) - 1
+    for index, (phi_chunk, psi_chunk, v_chunk, count) in enumerate(zip(*chunks, strict=True)):
         scores = product(phi_chunk, psi_chunk.mT).tril()
-        earlier = (product(phi_chunk, gram) * phi_chunk).sum(-1, keepdim=True)
-        squared_norm = squares + (scores.square().sum(-1, keepdim=True) + earlier).cumsum(-2)
+        row_squares = scores.square().sum(-1, keepdim=True)
+        right = product(scores, v_chunk)
+        if index > 0:
+            row_squares = row_squares + (product(phi_chunk, gram) * phi_chunk).sum(-1, keepdim=True)
+            right = right + product(phi_chunk, state)
+        squared_norm = squares + row_squares.cumsum(-2)
         step = gamma / _floored_root(squared_norm, count)
         system = torch.eye(scores.shape[-1], dtype=phi.dtype, device=phi.device) - step * scores
-        o = solve_lower(system, step * (product(phi_chunk, state) + product(scores, v_chunk)))
-        state = state + product(psi_chunk.mT, v_chunk + o)
-        gram = gram + product(psi_chunk.mT, psi_chunk)
-        squares = squared_norm[..., -1:, :]
+        o = solve_lower(system, step * right)
         outputs.append(o)
+        if index < last:
+            state = state + product(psi_chunk.mT, v_chunk + o)
+            gram = gram + product(psi_chunk.mT, psi_chunk)
+            squares = squared_norm[..., -1:, :]
     return torch.cat(outputs, -2)
 
 

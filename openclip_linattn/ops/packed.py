@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from openclip_linattn.ops.graphs import needs_known_operations
 from openclip_linattn.ops.layout import split_gradients
 
 
@@ -13,9 +14,10 @@ def unpack(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     The custom operators write the gradients of q, k and v into one buffer of the layout of `packed`
     (`layout.empty_gradients`), which then is the gradient of `packed`. Gradients of another layout are copied, and
-    so are all in a compiled graph, which does not know where a tensor comes from.
+    so are all in a compiled or recorded graph, which does not know where a tensor comes from. A hook that keeps the
+    gradient of q, k or v keeps a view of that buffer: it clones it if the gradient of `packed` is changed in place.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or needs_known_operations():
         q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
     result: tuple[Tensor, Tensor, Tensor] = _Unpack.apply(packed)

@@ -11,28 +11,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from openclip_linattn.ops import lu
+from openclip_linattn.ops.graphs import is_traced
 from openclip_linattn.ops.inputs import full_precision
 
 
 def product(a: Tensor, b: Tensor, row: Tensor | None = None) -> Tensor:
     """The matrix product a b of (B, H, L, M) and (B, H, M, N), plus a row (B, H, 1, N) where one is given."""
+    if is_traced():
+        return a @ b if row is None else a @ b + row
     result: Tensor = _Product.apply(a, b, row)
     return result
 
 
 def solve(a: Tensor, b: Tensor) -> Tensor:
     """The solution x of a x = b for square matrices a (B, H, M, M) and right-hand sides b (B, H, M, N)."""
+    if is_traced():
+        return _Solve.forward(a, b)
     result: Tensor = _Solve.apply(a, b)
     return result
 
 
 def solve_lower(a: Tensor, b: Tensor) -> Tensor:
     """The solution x of a x = b for lower triangular matrices a, by forward substitution."""
+    if is_traced():
+        return _SolveLower.forward(a, b)
     result: Tensor = _SolveLower.apply(a, b)
     return result
 
 
 class _Product(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(a: Tensor, b: Tensor, row: Tensor | None) -> Tensor:
         o = a @ b
@@ -55,10 +65,11 @@ class _Product(torch.autograd.Function):
 
 
 class _Solve(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
-        x: Tensor = torch.linalg.solve(a, b)
-        return x
+        return lu.solve(a, b)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -68,11 +79,13 @@ class _Solve(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         a, x = ctx.saved_tensors
         with full_precision(a):
-            grad_b: Tensor = torch.linalg.solve(a.mT, grad)
+            grad_b = lu.solve(a.mT, grad)
             return -(grad_b @ x.mT), grad_b
 
 
 class _SolveLower(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
         x: Tensor = torch.linalg.solve_triangular(a, b, upper=False)

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from openclip_linattn.ops import lu
 from openclip_linattn.ops.infinite import check_neumann_terms, refuse_causal
 from openclip_linattn.ops.inputs import TINY, per_head, vanishing_weight
 from openclip_linattn.ops.linear import check_feature_map, elu_feature
@@ -129,7 +130,7 @@ def neumann_linear_attention(
     system = torch.eye(q.shape[-2]).to(scores) - per_head(gamma, "gamma", v) * scores / norm
     # LAPACK has no half precision.
     solvable = torch.promote_types(system.dtype, torch.float32)
-    o: Tensor = torch.linalg.solve(system.to(solvable), v.to(solvable))
+    o = lu.solve(system.to(solvable), v.to(solvable))
     return o.to(v.dtype) - v
 
 

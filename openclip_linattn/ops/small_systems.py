@@ -3,12 +3,18 @@
 With Phi = [1, Q^] / sqrt 2 and Psi = [1, K^] / sqrt 2, the scores are A = Phi Psi^T and the push-through
 identity gives (I - g A)^-1 - I = g Phi (I - g Psi^T Phi)^-1 Psi^T with g = gamma / max(|A|_F, 0.05 N). What an
 implementation adds are passes over the tokens: sums on the way in, o_i = [1, q^_i] x on the way out.
+
+None of it rounds to TF32, whatever the program allows: that would cost the gradients of q and k three digits, and
+these products are small.
 """
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from openclip_linattn.ops.lu import lu_factor
+from openclip_linattn.ops.tf32 import without_tf32
 
 NORM_FLOOR = 0.05
 """|A|_F is bounded from below by this times the number of keys."""
@@ -42,9 +48,9 @@ def solve_forward(
     step = gamma * inverse
     slope = -0.5 * step * inverse.square() * (doubled_norm_squared > floor)
     identity = torch.eye(cross.shape[-1], dtype=cross.dtype, device=cross.device)
-    # Without the check for singular matrices, which would wait for the device.
-    factors, pivots, _ = torch.linalg.lu_factor_ex(torch.addcmul(identity, step, cross, value=-1))
-    solved: Tensor = torch.linalg.lu_solve(factors, pivots, summed)
+    with without_tf32(cross.device):
+        factors, pivots = lu_factor(torch.addcmul(identity, step, cross, value=-1))
+        solved: Tensor = torch.linalg.lu_solve(factors, pivots, summed)
     scalars = (x.expand(-1, -1, cross.shape[-1], 1) for x in (step, inverse, slope))
     saved = torch.cat([factors, gram_q, gram_k, solved, pivots.unsqueeze(-1).to(cross.dtype), *scalars], -1)
     return step * solved, saved
@@ -57,14 +63,16 @@ def solve_backward(dx: Tensor, saved: Tensor) -> SystemGradients:
     dh = <u, z>. z is kept rather than x = h z, for h may be zero.
     """
     factors, gram_q, gram_k, solved, pivots, step, inverse, slope = _split(saved, dx.shape[-1])
-    adjoint: Tensor = torch.linalg.lu_solve(factors, pivots.squeeze(-1).int(), dx, adjoint=True)
+    with without_tf32(dx.device):
+        adjoint: Tensor = torch.linalg.lu_solve(factors, pivots.squeeze(-1).int(), dx, adjoint=True)
+        of_summed = step * adjoint
+        of_cross = (step * of_summed) @ solved.mT
     of_step = (adjoint * solved).sum((-2, -1), keepdim=True)
-    of_summed = step * adjoint
     through_norm = of_step * slope
     return SystemGradients(
         gram_q=through_norm * gram_k,
         gram_k=through_norm * gram_q,
-        cross=(step * of_summed) @ solved.mT,
+        cross=of_cross,
         summed=of_summed,
         gamma=of_step * inverse,
     )

@@ -28,13 +28,11 @@ def weighted_values(q: Tensor, k: Tensor, v: Tensor, *, offset: float, causal: b
     return product(q, product(k.mT, v), offset * v.sum(-2, keepdim=True) if offset else None)
 
 
-def summed_weights(q: Tensor, k: Tensor, present: Tensor, *, offset: float, causal: bool) -> Tensor:
-    """Sum the weights offset + q_i.k_j over the keys of `weighted_values`, (B, H, N, 1).
+def summed_weights(q: Tensor, k: Tensor, present: Tensor, *, offset: float) -> Tensor:
+    """Sum the weights offset + q_i.k_j over all keys, (B, H, N, 1).
 
     Shapes: q, k (B, H, N, D), with zero rows of k for padding; present (B or 1, 1, N, 1), zero for padding.
     """
-    if causal:
-        return _causal_weighted_values(q, k, present.expand(*k.shape[:2], -1, -1), offset)
     # A sum, not a product with a column of ones: matrix-vector products add up one token after the other,
     # which costs three digits in float32 at 10^5 tokens.
     return product(q, k.sum(-2, keepdim=True).mT) + offset * present.sum(-2, keepdim=True)
@@ -44,14 +42,15 @@ def _causal_weighted_values(q: Tensor, k: Tensor, v: Tensor, offset: float) -> T
     state: Tensor | None = None
     total: Tensor | None = None
     outputs = []
-    chunks = zip(*(torch.split(x, CHUNK, -2) for x in (q, k, v)), strict=True)
-    for q_chunk, k_chunk, v_chunk in chunks:
+    chunks = [torch.split(x, CHUNK, -2) for x in (q, k, v)]
+    last = len(chunks[0]) - 1
+    for index, (q_chunk, k_chunk, v_chunk) in enumerate(zip(*chunks, strict=True)):
         o = product((product(q_chunk, k_chunk.mT) + offset).tril(), v_chunk)
-        added, added_total = product(k_chunk.mT, v_chunk), v_chunk.sum(-2, keepdim=True)
-        if state is None or total is None:
-            state, total = added, added_total
-        else:
+        if state is not None and total is not None:
             o = o + product(q_chunk, state, offset * total)
-            state, total = state + added, total + added_total
         outputs.append(o)
+        if index < last:
+            added, added_total = product(k_chunk.mT, v_chunk), v_chunk.sum(-2, keepdim=True)
+            state = added if state is None else state + added
+            total = added_total if total is None else total + added_total
     return torch.cat(outputs, -2)

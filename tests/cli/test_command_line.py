@@ -45,6 +45,7 @@ def test_doctor_finds_this_environment_in_order():
     assert packages["webdataset"]["bounds"] == "<=0.2.86,>=0.2.5"
     assert all(row["ok"] for row in packages.values())
     assert report["autoload"] == "on"
+    assert report["kernels"]["cpu"] == "torch"
     assert "numpy" in RUNNER.invoke(app, ["doctor"]).output
 
 

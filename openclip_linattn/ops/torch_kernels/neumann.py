@@ -1,7 +1,7 @@
 """Neumann linear attention by blocks of tokens, with its gradient by hand.
 
 With phi_i = [1, q^_i], psi_j = [1, k^_j] and x solving the system of `small_systems`, o_i = phi_i x. The state
-holds x, what `solve_backward` needs, and the inverse norms of the rows of q and k.
+holds what `solve_backward` needs, x among it, and the inverse norms of the rows of q and k.
 """
 
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from openclip_linattn.ops.layout import compute_dtype, empty_gradients, empty_ou
 from openclip_linattn.ops.small_systems import (
     SystemGradients,
     saved_shape,
+    solution,
     solve_backward,
     solve_forward,
 )
@@ -32,11 +33,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor) -> tuple[Tensor, Ten
     for q_group, k_group, v_group, o_group, group_gamma, *parts in blocks.groups(
         q, k, v, o, gammas, *_split(state, q, v)
     ):
-        x, saved, q_norms, k_norms = parts
+        saved, q_norms, k_norms = parts
         sums = _sum_tokens(blocks, q_group, k_group, v_group, q_norms, k_norms)
-        solution, kept = solve_forward(*sums, q.shape[-2], group_gamma)
-        x.copy_(solution.flatten(0, 1))
-        saved.copy_(kept.flatten(0, 1))
+        x, kept = (y.flatten(0, 1) for y in solve_forward(*sums, q.shape[-2], group_gamma))
+        saved.copy_(kept)
         for q_chunk, o_chunk, norms in blocks.chunks(q_group, o_group, q_norms):
             read = torch.bmm(blocks.read(q_chunk, 0), x[:, 1:], out=blocks.empty(o_chunk, 1))
             blocks.write(o_chunk, x[:, :1], read, norms)
@@ -54,13 +54,15 @@ def backward(
     for do_group, q_group, group_of_gamma, *tensors in blocks.groups(
         do, q, of_gamma, k, v, *views, *_split(state, q, v)
     ):
-        *tokens, x, saved, q_norms, k_norms = tensors
+        *tokens, saved, q_norms, k_norms = tensors
+        saved = saved.view(*q_group.shape[:2], *saved.shape[1:])
+        x = solution(saved, v.shape[-1]).flatten(0, 1)
         d_x = torch.zeros_like(x)
         for do_chunk, q_chunk, norms in blocks.chunks(do_group, q_group, q_norms):
             queries, of_output = blocks.scaled(q_chunk, norms, 0), blocks.read(do_chunk, 1)
             d_x[:, 1:].baddbmm_(queries.mT, of_output)
             d_x[:, :1] += of_output.sum(-2, keepdim=True)
-        system = solve_backward(*(y.view(*q_group.shape[:2], *y.shape[1:]) for y in (d_x, saved)))
+        system = solve_backward(d_x.view(*q_group.shape[:2], *d_x.shape[1:]), saved)
         group_of_gamma.copy_(system.gamma)
         chunks = blocks.chunks(do_group, q_group, *tokens, q_norms, k_norms)
         _token_gradients(blocks, chunks, x, system)
@@ -69,24 +71,18 @@ def backward(
 
 
 def state_shape(q: Tensor, v: Tensor) -> tuple[int, ...]:
-    """The shape (B, H, S) of the state: two matrices of about D x Dv and D x 4 D, and 2 N numbers per head."""
+    """The shape (B, H, S) of the state: about 3 D^2 + D Dv + 2 N numbers per head."""
     batch, heads, tokens, width = q.shape
     rows, columns = saved_shape(width, v.shape[-1])
-    return batch, heads, (width + 1) * v.shape[-1] + rows * columns + 2 * tokens
+    return batch, heads, rows * columns + 2 * tokens
 
 
 def _split(state: Tensor, q: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """x (B H, D + 1, Dv), what `solve_backward` needs, and the inverse norms of q and of k (B H, N, 1)."""
-    tokens, width, value_width = *q.shape[-2:], v.shape[-1]
-    saved = saved_shape(width, value_width)
-    sizes = ((width + 1) * value_width, saved[0] * saved[1], tokens, tokens)
-    x, kept, q_norms, k_norms = state.flatten(0, 1).split_with_sizes(sizes, -1)
-    return (
-        x.view(-1, width + 1, value_width),
-        kept.view(-1, *saved),
-        q_norms.unsqueeze(-1),
-        k_norms.unsqueeze(-1),
-    )
+    """What `solve_backward` needs, and the inverse norms of the rows of q and of k (B H, N, 1)."""
+    tokens, width = q.shape[-2:]
+    saved = saved_shape(width, v.shape[-1])
+    kept, q_norms, k_norms = state.flatten(0, 1).split_with_sizes((saved[0] * saved[1], tokens, tokens), -1)
+    return kept.view(-1, *saved), q_norms.unsqueeze(-1), k_norms.unsqueeze(-1)
 
 
 def _sum_tokens(

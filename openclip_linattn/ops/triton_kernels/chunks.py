@@ -4,6 +4,7 @@ Axis 0 of a grid counts the heads, B * H, and axis 1 the chunks of tokens. What 
 goes to its own place in a buffer (chunks, B * H, numbers), which is then summed in a fixed order.
 """
 
+import functools
 from typing import NamedTuple
 
 import triton
@@ -15,7 +16,7 @@ class Limits(NamedTuple):
     """What bounds the tokens of a program; reached through `LIMITS`, so that tests can cut short sequences."""
 
     programs: int
-    """Programs that fill the card: two for each of the 132 multiprocessors of an H200."""
+    """Programs that run at a time: two on each of the 132 multiprocessors of an H200."""
     shortest: int
     """Fewest tokens of a program: below, the sums that it writes are no longer small beside what it reads."""
     longest: int
@@ -27,12 +28,32 @@ LIMITS = Limits(programs=264, shortest=1024, longest=16384)
 _BLOCK = 128
 """A multiple of every block, so that only the last program of a head has a block that is not full."""
 
+_OVERHEAD = 64
+"""Tokens that take as long as the sums of one chunk, written and read, at a width of 64."""
+
 
 def tokens_per_program(q: Tensor) -> int:
-    """All tokens of q (B, H, N, D), or fewer where the heads alone leave the card idle or N is very long."""
+    """All tokens of q (B, H, N, D), or fewer where the card then has less to wait for, or N is very long."""
     batch, heads, tokens, _ = q.shape
-    chunks = min(-(-LIMITS.programs // max(1, batch * heads)), tokens // LIMITS.shortest)
-    chunks = max(chunks, -(-tokens // LIMITS.longest))
+    return _tokens_per_program(max(1, batch * heads), tokens, LIMITS)
+
+
+@functools.lru_cache(1024)
+def _tokens_per_program(heads: int, tokens: int, limits: Limits) -> int:
+    fewest = -(-tokens // limits.longest)
+    most = max(fewest, tokens // limits.shortest)
+    lengths = {_even(tokens, chunks) for chunks in range(fewest, most + 1)}
+
+    def duration(length: int) -> int:
+        # The programs run in waves, and a wave of a few takes as long as a full one.
+        waves = -(-heads * -(-tokens // length) // limits.programs)
+        return waves * (length + _OVERHEAD)
+
+    return min(sorted(lengths, reverse=True), key=duration)
+
+
+def _even(tokens: int, chunks: int) -> int:
+    """Tokens of each of so many chunks, in full blocks."""
     return tokens if chunks == 1 else -(-tokens // (chunks * _BLOCK)) * _BLOCK
 
 

@@ -140,4 +140,5 @@ def _choose(
 def _grid(q: Tensor, size: int) -> tuple[int]:
     """One program per head and block of `size` tokens."""
     batch, heads, tokens, _ = q.shape
-    return (batch * heads * -(-tokens // size),)
+    # `size` is one of Triton's constants, and so would be the quotient; launchers want a plain number.
+    return (batch * heads * -(-tokens // int(size)),)

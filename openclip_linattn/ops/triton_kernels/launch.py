@@ -10,6 +10,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from openclip_linattn.ops.tf32 import tf32_allowed
+
 Sizes = TypeVar("Sizes", bound=Any)
 
 Rows = tuple[Tensor, int, int, int]
@@ -36,6 +38,10 @@ class Blocks:
     """Steps whose reads are under way at a time."""
     precision: str
     """How float32 factors are multiplied: "ieee" or "tf32"."""
+
+
+_LONGEST_STEP = 1 << 24
+"""The largest token stride: kernels count the numbers within a block of up to 128 tokens in 32 bits."""
 
 
 class Tile(NamedTuple):
@@ -113,13 +119,14 @@ def padded(width: int) -> int:
 
 
 def float32_precision() -> str:
-    """How float32 factors are multiplied, as Triton calls it; follows torch.set_float32_matmul_precision."""
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    """How float32 factors are multiplied, as Triton calls it; follows PyTorch's switch."""
+    return "tf32" if tf32_allowed() else "ieee"
 
 
 def rows(x: Tensor) -> Rows:
-    """A tensor (B, H, N, D) of any strides as the kernels take it; copied only if its rows have gaps."""
-    if x.stride(-1) != 1 and x.shape[-1] > 1:
+    """A tensor (B, H, N, D) of any strides for a kernel; copied only if its rows have gaps or lie far apart."""
+    gaps = x.stride(-1) != 1 and x.shape[-1] > 1
+    if gaps or x.stride(-2) > _LONGEST_STEP:
         x = x.contiguous()
     return x, x.stride(0), x.stride(1), x.stride(2)
 

@@ -28,7 +28,7 @@ _SUM = {
     (4, 32): Tile(16, 4, 2),
     (4, 64): Tile(16, 8, 2),
 }
-_INPUT_GRADIENTS = {**_SUM, (2, 128): Tile(64, 16, 2)}
+_INPUT_GRADIENTS = {**_SUM, (2, 64): Tile(64, 8, 2, registers=128), (2, 128): Tile(64, 16, 2)}
 
 
 def state_shape(q: Tensor, v: Tensor) -> tuple[int, ...]:

@@ -15,11 +15,11 @@ from openclip_scaling.flops import attention_macs
 
 GAMMA = torch.tensor([[0.5, 0.9]], dtype=torch.float64)
 CUSTOM = {
-    "normalized": (0.5,),
-    "linear": (),
-    "neumann": (GAMMA,),
-    "inf": (True,),
-    "lininf": (),
+    "normalized": (0.5, "torch"),
+    "linear": ("torch",),
+    "neumann": (GAMMA, "torch"),
+    "inf": (True, "torch"),
+    "lininf": ("torch",),
 }
 KIND = {
     "normlinear": "normalized",
@@ -92,6 +92,25 @@ def test_is_one_node_of_a_compiled_graph_for_any_number_of_tokens(kind, relative
         q, k, v = torch.randn(3, 2, 2, tokens, 4).unbind(0)
         assert relative_error(compiled(q, k, v), OPERATORS[kind](q, k, v)) <= 1e-6
     assert nodes == [[f"openclip_linattn.{KIND[kind]}_attention.default"]]
+
+
+def test_a_graph_says_which_implementation_it_is_for(monkeypatch):
+    """PyTorch keeps compiled graphs on disk, and the implementations save states of other shapes."""
+    monkeypatch.setattr(kernels, "_INTERPRETED", True)
+    monkeypatch.setattr(kernels, "supported", lambda *_: True)
+    seen = []
+
+    def backend(graph, _):
+        seen.extend(node.args[-1] for node in graph.graph.nodes if "openclip_linattn" in str(node.target))
+        return lambda *inputs: (torch.zeros(1, 2, 9, 4),)
+
+    for choice in ("torch", "triton"):
+        torch.compiler.reset()
+        monkeypatch.setenv(kernels.VARIABLE, choice)
+        torch.compile(OPERATORS["linear"], fullgraph=True, backend=backend)(
+            *torch.randn(3, 1, 2, 9, 16).unbind(0)
+        )
+    assert seen == ["torch", "triton"]
 
 
 @pytest.mark.parametrize("kind", KIND)
@@ -205,9 +224,7 @@ def test_the_environment_may_ask_for_the_formula(kind, masked, monkeypatch, pack
 def test_the_environment_may_ask_for_torch(monkeypatch):
     monkeypatch.setenv(kernels.VARIABLE, "torch")
     q, k, v = torch.randn(3, 1, 2, 9, 4).unbind(0)
-    assert (
-        kernels.implementation("normalized", q, v).__name__ == "openclip_linattn.ops.torch_kernels.normalized"
-    )
+    assert kernels.choose(q, v) == "torch"
     assert OPERATORS["normlinear"](q, k, v).isfinite().all()
 
 

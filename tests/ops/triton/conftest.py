@@ -17,6 +17,11 @@ if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_itemcollected(item):
+    # PyTorch warns where a thread of autograd is the first to multiply on the card.
+    item.add_marker(pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"))
+
+
 @pytest.fixture(scope="session")
 def device():
     return DEVICE
@@ -34,7 +39,9 @@ def tolerance():
     """The relative error, by norm, that one rounding of an input may cause, and sums over tokens in float32."""
     # The interpreter cuts numbers off where the card rounds them to bfloat16: up to twice the error, all one way.
     bfloat16 = 4e-3 if DEVICE == "cuda" else 1.2e-2
-    return {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: bfloat16}
+    # The card's quotients and reciprocal roots are off by up to two units in the last place.
+    float32 = 3e-6 if DEVICE == "cuda" else 1e-6
+    return {torch.float32: float32, torch.float16: 5e-4, torch.bfloat16: bfloat16}
 
 
 @pytest.fixture(autouse=True)

@@ -207,9 +207,27 @@ def test_values_with_a_large_mean(kernel_module, inputs, check):
     check(kernel_module("linear"), q, k + 1, v + 30, do, times=20)
 
 
-def test_long_heads_are_split(kernel_module):
-    chunks, affine = kernel_module("chunks"), kernel_module("affine")
-    few_heads = torch.empty(4, 12, 16384, 64, device="meta")
-    assert 1024 <= chunks.tokens_per_program(few_heads) < 16384
-    assert affine.state_shape(few_heads, few_heads, denominator=True) == (4, 12, 64 * 64 + 64 + 64)
-    assert affine.state_shape(few_heads[:, :, :197], few_heads[..., :8], denominator=False) == (0,)
+def test_long_heads_save_their_state(kernel_module):
+    affine = kernel_module("affine")
+    long_heads = torch.empty(4, 12, 16384, 64, device="meta")
+    assert affine.state_shape(long_heads, long_heads, denominator=True) == (4, 12, 64 * 64 + 64 + 64)
+    assert affine.state_shape(long_heads[:, :, :197], long_heads[..., :8], denominator=False) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("strides", "copied"),
+    [
+        ((640, 64, 64, 1), False),
+        ((0, 0, 0, 0), True),
+        ((1, 1, 1 << 24, 1), False),
+        ((1, 1, 1 << 25, 1), True),
+    ],
+    ids=str,
+)
+def test_only_rows_with_gaps_or_far_apart_are_copied(strides, copied, kernel_module):
+    """Within a block the kernels count in 32 bits: 127 tokens of 2^25 numbers each are beyond that."""
+    x = torch.empty_strided((1, 1, 10, 64), strides, device="meta")
+    taken, *steps = kernel_module("launch").rows(x)
+    assert (taken is not x) == copied
+    assert tuple(steps) == taken.stride()[:3]
+    assert steps[2] <= 1 << 24

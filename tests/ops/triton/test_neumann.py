@@ -122,3 +122,23 @@ def test_two_runs_give_the_same_bits(tokens_of, device):
     q, k, v = tokens_of("packed", 1, 2, 300, 16, 16, torch.float32, device)
     for a, b in zip(*(by_kernels(q, k, v, upstream(v), gamma_of(v)) for _ in range(2)), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.filterwarnings("ignore:Please use the new API:UserWarning")
+@pytest.mark.parametrize("gamma", [0.95, 0.99])
+def test_the_solve_does_not_amplify_what_tf32_rounds(gamma, tokens_of, relative_error, device):
+    """With TF32 allowed, as in OpenCLIP's training, the passes round to 11 bits and the small systems do not."""
+    q, k, v = tokens_of("packed", 1, 2, 77, 64, 64, torch.float32, device)
+    q, k, v = q + 2, k + 2, v + 1
+    gammas = torch.full((2,), gamma, device=device)
+    do = upstream(v)
+    o, state = neumann.forward(q, k, v, gammas)
+    exact = neumann.backward(do, q, k, v, state, gammas)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        x, state = neumann.forward(q, k, v, gammas)
+        got = neumann.backward(do, q, k, v, state, gammas)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    for a, b in zip((x, *got), (o, *exact), strict=True):
+        assert relative_error(a, b) <= 4e-3

@@ -20,7 +20,7 @@ def test_agree_with_the_torch_kernels(kind, dtype, device, monkeypatch, kernel_m
     for choice in ("torch", "triton"):
         monkeypatch.setenv(kernels.VARIABLE, choice)
         q, k, v = unpack(packed)
-        assert kernels.implementation("normalized", q, v).__name__.endswith(f"{choice}_kernels.normalized")
+        assert kernels.choose(q, v) == choice
         o = OPERATORS[kind](q, k, v, **factors)
         results.append([o, *torch.autograd.grad(o.square().sum(), (packed, *factors.values()))])
     for got, expected in zip(results[1], results[0], strict=True):
@@ -36,3 +36,24 @@ def test_an_empty_batch_gives_an_empty_output(kind, device, monkeypatch, kernel_
         o = OPERATORS[kind](q, q, q)
         (gradient,) = torch.autograd.grad(o.sum(), q)
         assert o.shape == gradient.shape == q.shape
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a card")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cuda_graph_repeats_both_passes(kind, device, relative_error):
+    """Nothing waits for the device: torch.compile's mode "reduce-overhead" captures the operators so."""
+    packed = torch.randn(2, 37, 3, 2, 16, device=device, requires_grad=True)
+
+    def training():
+        return torch.autograd.grad(OPERATORS[kind](*unpack(packed)).square().sum(), packed)[0]
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        training()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = training()
+    with torch.no_grad():
+        packed.copy_(torch.randn_like(packed))
+    graph.replay()
+    assert relative_error(captured, training()) <= 1e-6
