@@ -1,0 +1,87 @@
+"""The README's benchmark tables are those of the committed results."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "scripts" / "results" / "bench"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SECTION = README.split("<!-- benchmark -->")[1].split("<!-- end of benchmark -->")[0]
+KINDS = ("normlinear", "linear", "neumannlinear", "lininfsa", "infsa")
+
+
+def results(folder):
+    (path,) = (RESULTS / folder).glob("*.csv")
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def measured(folder):
+    """Rows of forward and backward passes by operator and tokens, all of them checked in their run."""
+    rows = {(row["operator"], row["tokens"]): row for row in results(folder) if row["pass"] != "forward"}
+    assert {row["check"] for row in rows.values()} == {"passed"}
+    return rows
+
+
+def duration(row):
+    if not row["seconds"]:
+        return "-"
+    seconds = float(row["seconds"])
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def operator_table():
+    rows = measured("batch1")
+    yield f"| tokens | softmax | {' | '.join(KINDS)} |"
+    yield f"|{'---|' * (len(KINDS) + 2)}"
+    for tokens in dict.fromkeys(tokens for _, tokens in rows):
+        cells = [duration(rows["softmax", tokens])]
+        for kind in KINDS:
+            ratio = rows[kind, tokens]["softmax_speedup"]
+            cells.append(duration(rows[kind, tokens]) + (f" ({float(ratio):.3g}×)" if ratio else ""))
+        yield f"| {int(tokens):,} | {' | '.join(cells)} |"
+
+
+def bare_table():
+    yield "| batch | tokens | normlinear / packed bare | / faster bare | linear / faster bare | peak memory / bare |"
+    yield f"|{'---|' * 6}"
+    for folder in ("batch1", "batch8"):
+        rows = measured(folder)
+        for tokens in dict.fromkeys(tokens for _, tokens in rows):
+            ours, linear, bare, dense = (
+                rows[name, tokens] for name in ("normlinear", "linear", "bare", "bare-contiguous")
+            )
+            same = float(ours["seconds"]) / float(bare["seconds"])
+            memory = int(ours["peak_bytes"]) / min(int(bare["peak_bytes"]), int(dense["peak_bytes"]))
+            numbers = (same, float(ours["bare_ratio"]), float(linear["bare_ratio"]), memory)
+            yield f"| {ours['batch']} | {int(tokens):,} | " + " | ".join(f"{x:.2f}" for x in numbers) + " |"
+
+
+def tower_table():
+    rows = {(row["attention"], row["pixels"]): row for row in results("towers")}
+    assert {row["check"] for row in rows.values()} == {"passed"}
+    yield "| pixels | tokens | ViT-B-16-softmax | ViT-B-16-normlinear | ratio | ratio of FLOP |"
+    yield f"|{'---|' * 6}"
+    for pixels in dict.fromkeys(pixels for _, pixels in rows):
+        softmax, ours = rows["softmax", pixels], rows["normlinear", pixels]
+        times = " | ".join(f"{float(row['seconds']):.3g} s" for row in (softmax, ours))
+        ratios = " | ".join(f"{float(ours[name]):.2f}" for name in ("softmax_speedup", "flop_ratio"))
+        yield f"| {pixels} | {int(ours['tokens']):,} | {times} | {ratios} |"
+
+
+@pytest.mark.parametrize("table", [operator_table, bare_table, tower_table])
+def test_tables(table):
+    assert "\n".join(table()) in SECTION
+
+
+@pytest.mark.parametrize(("name", "file"), [("before", "profile-eager.txt"), ("now", "profile.txt")])
+def test_profile(name, file):
+    """What the attention module allocates, and its copies' share of the time."""
+    text = (RESULTS / file).read_text(encoding="utf-8")
+    allocated = sum(float(x) for x in re.findall(r"│ ([\d.]+) +│\n", text.split("One attention module")[1]))
+    (copies,) = re.findall(r"│ copies +│ [\d,]+ +│ (\d+) +│", text)
+    (total,) = re.findall(r"│ all +│ +│ ([\d,]+) +│", text)
+    assert f"| {name} | {allocated:.1f} T | {copies} ms | {total} ms |" in SECTION
