@@ -38,7 +38,12 @@ def main(name: str) -> None:
         part.zero_grad()
         found = gradients(part, images[mine], texts[mine], loss)
     for key, gradient in expected.items():
-        torch.testing.assert_close(found[key], gradient, rtol=1e-5, atol=1e-5, msg=key)
+        # Rounding in float32 goes with the largest element: some gradients of this step are as large as 16, and off
+        # by 2e-5 from float64 in one process too.
+        atol = 1e-5 * max(1.0, gradient.abs().max().item())
+        torch.testing.assert_close(
+            found[key], gradient, rtol=1e-5, atol=atol, msg=lambda text, key=key: f"{key}: {text}"
+        )
     print(f"rank {rank} of {world}: equal")
     dist.destroy_process_group()
 
