@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from openclip_linattn.bench import energy, memory, timing
 from openclip_linattn.bench.ceilings import measure_ceilings
 from openclip_linattn.bench.checks import (
     PREFIX_TOKENS,
@@ -84,11 +83,7 @@ def bench_operators(settings: OperatorSettings, progress: Progress) -> Report:
         stem=file_stem("ops", shape.device),
         environment=environment(shape.device, shape.dtype, shape.head_width),
         protocol=_protocol(settings),
-        methods={
-            "time": timing.METHODS[shape.device.type],
-            "memory": memory.METHODS[shape.device.type],
-            "energy": energy.METHOD if meter else "not measured",
-        },
+        methods=sweep.methods(shape.device.type),
         ceilings=asdict(ceilings),
         findings=workload.findings,
         rows=rows,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from openclip_linattn.bench import energy, memory, timing
 from openclip_linattn.bench.effort import Clockwork, Effort
 from openclip_linattn.bench.energy import WINDOW, EnergyMeter
 from openclip_linattn.bench.forecast import Forecast
@@ -112,6 +113,14 @@ class Sweep:
         for size, scout in path:
             self._size(size, clockwork, scout=scout)
         return self.measurements
+
+    def methods(self, device_type: str) -> dict[str, str]:
+        """How time, memory and energy are measured on a type of device, in words."""
+        return {
+            "time": timing.METHODS[device_type],
+            "memory": memory.METHODS[device_type],
+            "energy": energy.METHOD if self.meter else "not measured",
+        }
 
     def _size(self, size: int, clockwork: Clockwork, *, scout: bool) -> None:
         stage = self.workload.stage(size)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from openclip_linattn.bench import energy, memory, timing
 from openclip_linattn.bench.ceilings import measure_ceilings
 from openclip_linattn.bench.checks import Finding
 from openclip_linattn.bench.effort import Effort
@@ -71,11 +70,7 @@ def bench_towers(settings: TowerSettings, progress: Progress) -> Report:
         stem=file_stem("towers", settings.device),
         environment=environment(settings.device, settings.dtype, tower.width // tower.heads),
         protocol=_protocol(settings),
-        methods={
-            "time": timing.METHODS[settings.device.type],
-            "memory": memory.METHODS[settings.device.type],
-            "energy": energy.METHOD if meter else "not measured",
-        },
+        methods=sweep.methods(settings.device.type),
         ceilings=asdict(ceilings),
         findings=workload.findings,
         rows=tower_rows(measurements, chosen, settings.batch, settings.dtype, ceilings, workload.findings),

@@ -46,7 +46,7 @@ def inf_attention(
     check_neumann_terms(neumann_terms)
     check_heads(q, k, v)
     tokens = _read(q, k, v, key_padding_mask, one_hop=neumann_terms == 1)
-    factor = per_head(rho, "rho", _table(v))
+    factor = per_head(rho, "rho", v, compute_dtype(v))
     hop_of = _hop if fits(*tokens[:3]) else _plain_hop
     o = hop = factor * hop_of(tokens.q, tokens.k, tokens.v, causal)
     for _ in range(neumann_terms - 1):
@@ -80,7 +80,7 @@ def linear_inf_attention(
     refuse_causal(causal=causal)
     check_heads(q, k, v)
     tokens = _read(q, k, v, key_padding_mask, one_hop=True)
-    factor = per_head(rho, "rho", _table(v))
+    factor = per_head(rho, "rho", v, compute_dtype(v))
     o = factor * (_average if fits(*tokens[:3]) else _plain_average)(*tokens[:3])
     # Cast first: the cast of a broadcast view would write out all N rows.
     return write_output(o.to(v.dtype).expand(-1, -1, v.shape[-2], -1), tokens)
@@ -109,11 +109,6 @@ def _read(q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, *, o
     if one_hop and key_padding_mask is None and fits(q, k, v):
         return Tokens(q, k, v, None, v.dtype)
     return read_tokens(q, k, v, key_padding_mask)
-
-
-def _table(v: Tensor) -> Tensor:
-    """What `per_head` needs of v, in the dtype of the computation."""
-    return v.new_empty(*v.shape[:2], 0, 0, dtype=compute_dtype(v))
 
 
 def _hop(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

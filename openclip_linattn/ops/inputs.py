@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from openclip_linattn.errors import UserError
+from openclip_linattn.ops.layout import compute_dtype
 
 TINY = 1e-12
 """Denominators are clamped to this from below; squared token norms have it added."""
@@ -53,7 +54,7 @@ def read_tokens(
         _check_mask(key_padding_mask, q)
         padding = key_padding_mask[:, None, :, None]
         q, k, v = (x.masked_fill(padding, 0) for x in (q, k, v))
-    dtype = v.dtype if keep_dtype else _compute_dtype(q, k, v)
+    dtype = v.dtype if keep_dtype else compute_dtype(q, k, v)
     return Tokens(q.to(dtype), k.to(dtype), v.to(dtype), padding, v.dtype)
 
 
@@ -107,11 +108,14 @@ def key_counts(tokens: Tokens, *, causal: bool) -> Tensor:
     return counts.clamp_min(1)
 
 
-def per_head(factor: float | Tensor, name: str, like: Tensor) -> float | Tensor:
+def per_head(
+    factor: float | Tensor, name: str, like: Tensor, dtype: torch.dtype | None = None
+) -> float | Tensor:
     """Bring a factor (a number, or a tensor of one value or one per head) to a form that scales (B, H, N, D).
 
-    Tensors may have shape (), (H,), (H, 1, 1) or (B or 1, H or 1, 1, 1); they are cast to the dtype of `like`
-    and keep their gradient. Raises UserError for other shapes and for numbers that are not finite.
+    Tensors may have shape (), (H,), (H, 1, 1) or (B or 1, H or 1, 1, 1); they are cast to the dtype given,
+    or else that of `like`, and keep their gradient. Raises UserError for other shapes and for numbers that are not
+    finite.
     """
     if not isinstance(factor, Tensor):
         if not is_finite(factor):
@@ -130,7 +134,7 @@ def per_head(factor: float | Tensor, name: str, like: Tensor) -> float | Tensor:
             f"{name} must hold one floating-point value, or one per head: shape (), ({heads},) or "
             f"({heads}, 1, 1), got shape {given}, {factor.dtype}"
         )
-    return factor.to(device=like.device, dtype=like.dtype)
+    return factor.to(device=like.device, dtype=dtype or like.dtype)
 
 
 def vanishing_weight(dtype: torch.dtype) -> float:
@@ -145,13 +149,6 @@ def vanishing_weight(dtype: torch.dtype) -> float:
 def is_finite(value: object) -> bool:
     """Whether a factor is a finite number; taken for granted in a graph, where numbers may be symbols."""
     return isinstance(value, (int, float)) and (torch.compiler.is_compiling() or math.isfinite(value))
-
-
-def _compute_dtype(*tensors: Tensor) -> torch.dtype:
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
 
 
 def _check_mask(mask: object, q: Tensor) -> None:

@@ -4,9 +4,12 @@ import torch
 from torch import Tensor
 
 
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of sums over tokens: float32, or float64 for float64 inputs."""
-    return torch.promote_types(x.dtype, torch.float32)
+def compute_dtype(*tensors: Tensor) -> torch.dtype:
+    """The dtype of sums over tokens: float32, or float64 where one of the inputs is float64."""
+    dtype = torch.float32
+    for x in tensors:
+        dtype = torch.promote_types(dtype, x.dtype)
+    return dtype
 
 
 def empty_output(q: Tensor, v: Tensor) -> Tensor:

@@ -70,10 +70,9 @@ def check_gamma(gamma: float | Tensor) -> None:
 
 def _table(gamma: float | Tensor, q: Tensor) -> Tensor:
     """The values of gamma as (B or 1, H)."""
-    heads = q.new_empty(*q.shape[:2], 0, 0, dtype=compute_dtype(q))
-    factor = per_head(gamma, "gamma", heads)
+    factor = per_head(gamma, "gamma", q, compute_dtype(q))
     if not isinstance(factor, Tensor):
-        return heads.new_full((1, q.shape[1]), factor)
+        return q.new_full((1, q.shape[1]), factor, dtype=compute_dtype(q))
     factor = factor if factor.dim() == 0 else factor[..., 0, 0]
     return factor.expand(factor.shape[0] if factor.dim() == 2 else 1, q.shape[1])
 

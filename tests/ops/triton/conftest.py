@@ -1,20 +1,11 @@
 """The Triton kernels run on the card where there is one, else on CPU tensors in Triton's interpreter."""
 
-import os
-import sys
 from importlib import import_module
 
 import pytest
 import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    # Triton decides when it is imported, and `import open_clip` and others import it.
-    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
-        raise pytest.UsageError(
-            "Triton was imported before its interpreter was chosen: set TRITON_INTERPRET=1"
-        )
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_itemcollected(item):
@@ -32,6 +23,14 @@ def kernel_module():
     """A module of `openclip_linattn.ops.triton_kernels` by its name."""
     pytest.importorskip("triton")
     return lambda name: import_module(f"openclip_linattn.ops.triton_kernels.{name}")
+
+
+@pytest.fixture(params=["one-program", "chunks"])
+def programs(request, monkeypatch, kernel_module):
+    """Each head in one program, or 128 tokens of it."""
+    if request.param == "chunks":
+        chunks = kernel_module("chunks")
+        monkeypatch.setattr(chunks, "LIMITS", chunks.Limits(programs=99, shortest=64, longest=128))
 
 
 @pytest.fixture(scope="session")

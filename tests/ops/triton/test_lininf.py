@@ -7,7 +7,7 @@ pytest.importorskip("triton")
 
 from openclip_linattn.ops.layout import split_gradients
 from openclip_linattn.ops.reference import linear_inf_attention
-from openclip_linattn.ops.triton_kernels import chunks, lininf
+from openclip_linattn.ops.triton_kernels import lininf
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Relative, by norm: one rounding of the result. The interpreter does not round to bfloat16 but cuts off."""
@@ -16,13 +16,6 @@ SHAPES = [  # (tokens, samples, heads, layout, widths)
     *[(17, 1, 1, "transposed", (24, 64)), (63, 1, 1, "packed", (64, 16)), (128, 1, 1, "packed", (128, 128))],
     *[(129, 1, 2, "transposed", (16, 16)), (300, 2, 1, "packed", (40, 24))],
 ]
-
-
-@pytest.fixture(params=["one-program", "chunks"])
-def programs(request, monkeypatch):
-    """Each head in one program, or 128 tokens of it."""
-    if request.param == "chunks":
-        monkeypatch.setattr(chunks, "LIMITS", chunks.Limits(programs=99, shortest=64, longest=128))
 
 
 def upstream(v, *, expanded=False):

@@ -7,7 +7,7 @@ pytest.importorskip("triton")
 
 from openclip_linattn.ops.layout import split_gradients
 from openclip_linattn.ops.reference import neumann_linear_attention
-from openclip_linattn.ops.triton_kernels import chunks, neumann
+from openclip_linattn.ops.triton_kernels import neumann
 
 # The rows of a block after the last token are computed, and not written.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
@@ -18,13 +18,6 @@ SHAPES = [  # (tokens, samples, heads, layout, widths)
     *[(17, 1, 1, "transposed", (24, 64)), (63, 1, 1, "packed", (64, 16)), (65, 2, 1, "packed", (64, 64))],
     *[(129, 1, 2, "transposed", (16, 16)), (300, 1, 2, "packed", (40, 24))],
 ]
-
-
-@pytest.fixture(params=["one-program", "chunks"])
-def programs(request, monkeypatch):
-    """Each head in one program, or 128 tokens of it."""
-    if request.param == "chunks":
-        monkeypatch.setattr(chunks, "LIMITS", chunks.Limits(programs=99, shortest=64, longest=128))
 
 
 def upstream(v, *, expanded=False):
