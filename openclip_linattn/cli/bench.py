@@ -1,18 +1,15 @@
-"""The screens of `openclip-linattn bench`: operators over tokens, image towers over resolution."""
+"""The screens of `openclip-linattn bench`: operators over tokens, image towers over resolution, and reading."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from openclip_linattn.errors import UserError
+from openclip_linattn.cli.bench_options import OUT, JsonOption, OutOption, TinyOption, numbers, spinner
+from openclip_linattn.cli.bench_reading import reading_command
 
 if TYPE_CHECKING:
     from openclip_linattn.bench.effort import Effort
@@ -22,8 +19,9 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Measure time, memory and energy of operators and towers.",
+    help="Measure time, memory and energy of operators and towers, and the speed of reading.",
 )
+app.command("reading")(reading_command)
 
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 DtypeOption = Annotated[
@@ -42,11 +40,6 @@ SecondsOption = Annotated[
 ]
 LimitOption = Annotated[float, typer.Option(help="Skip a candidate where one run would take more seconds.")]
 ThreadsOption = Annotated[int, typer.Option(help="CPU threads.")]
-OutOption = Annotated[Path, typer.Option(help="Folder for the CSV, the JSON and the pictures.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-TinyOption = Annotated[bool, typer.Option("--tiny", help="A smoke form of a few seconds.")]
-
-OUT = Path("bench")
 
 
 @app.command()
@@ -118,7 +111,7 @@ def ops(  # noqa: PLR0913  (the parameters are the command's options)
         quadratic_limit=given(quadratic_limit, usual.quadratic_limit),
         tiny=tiny,
     )
-    with cpu_threads(threads), _progress() as progress:
+    with cpu_threads(threads), spinner() as progress:
         report = bench_operators(settings, progress)
     _finish(report, out, as_json=as_json)
 
@@ -168,7 +161,7 @@ def towers(  # noqa: PLR0913  (the parameters are the command's options)
         effort=_effort(rounds, seconds, run_limit, usual),
         tiny=tiny,
     )
-    with cpu_threads(threads), _progress() as progress:
+    with cpu_threads(threads), spinner() as progress:
         report = bench_towers(settings, progress)
     _finish(report, out, as_json=as_json)
 
@@ -185,24 +178,6 @@ def _effort(rounds: int | None, seconds: float | None, run_limit: float, usual: 
     from openclip_linattn.bench.effort import Effort
 
     return Effort(given(rounds, usual.rounds), given(seconds, usual.seconds), run_limit)
-
-
-def numbers(text: str, option: str) -> list[int]:
-    """The whole numbers of a list such as 64,197; raises UserError for anything else."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise UserError(f"{option} must be whole numbers with commas between them, got {text!r}") from error
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """What runs now, on standard error, gone when done, and only where a terminal is."""
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda text: bar.update(task, description=text)
 
 
 def _finish(report: Report, out: Path, *, as_json: bool) -> None:
