@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 
 from openclip_linattn.data.reading import local_path, scheme_of
@@ -16,7 +18,8 @@ _COPIES = re.compile(
 )
 # What webdataset opens by itself, and commands for the rest.
 _OPENED = ("local", "pipe", "http", "https", "ais", "sftp", "ftps", "scp", "gs", "htgs")
-_READERS = {"s3": "aws s3 cp {} -", "hdfs": "hdfs dfs -cat {}"}
+_READERS = {"hdfs": "hdfs dfs -cat {}"}
+_STOCK = {"s3": "pipe:aws s3 cp {} -", "gs": "pipe:gcloud storage cat {}"}
 _REMOTE = re.compile(r"\b(s3|gs)://\S+")
 
 
@@ -44,20 +47,38 @@ def check_pipe(component: str) -> None:
 
 
 def check_scheme(component: str) -> None:
-    """Raise UserError for a scheme that webdataset cannot open, with the command that reads it."""
+    """Raise UserError for a scheme that neither this package nor webdataset opens, with the command that reads it."""
     scheme = scheme_of(component)
     if scheme in _OPENED or scheme in os.environ.get("USE_AIS_FOR", "").split(":"):
+        return
+    if scheme == "s3":
+        if find_spec("s3fs") is None:
+            raise UserError(
+                f"{component!r} needs a client for S3: pip install 'openclip-linattn[remote]', or write "
+                f"{stock_form(component)!r}."
+            )
         return
     command = _READERS.get(scheme)
     hint = f"write {'pipe:' + command.format(component)!r}" if command else "read it through a pipe: command"
     raise UserError(f"webdataset cannot open {component!r} ({scheme}:): {hint}.")
 
 
+def stock_form(component: str) -> str:
+    """`component` as OpenCLIP opens it without the readers of this package: through the store's own command."""
+    command = _STOCK.get(scheme_of(component))
+    if command is None:
+        return component
+    # Braces are for OpenCLIP, and gone before the shell sees the command.
+    plain = re.sub(r"[{},]", "", component)
+    return command.format(component if shlex.quote(plain) == plain else shlex.quote(component))
+
+
 def _may_be_source(part: str) -> bool:
-    """Whether the part can stand by itself: one word, and local where it is no URL of an object store."""
-    if scheme_of(part) != "local":
-        return False
-    return not part.endswith(" -") and (" " not in part or local_path(part).parent.is_dir())
+    """Whether the part can stand by itself: one word, or a path with blanks to a folder that exists."""
+    if " " not in part:
+        return True
+    folder = local_path(part).parent
+    return scheme_of(part) == "local" and not part.endswith(" -") and os.path.isdir(folder)  # noqa: PTH112
 
 
 def _writes_to_output(command: str) -> bool:

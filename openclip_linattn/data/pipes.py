@@ -40,14 +40,15 @@ class PipeStream:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._output, selectors.EVENT_READ)
         self._ended = False
-        self._timed_out = False
+        self._silent = False
         self.bytes_read = 0
 
     def read(self, size: int = -1, /) -> bytes:
         """At most `size` bytes, as they come; none at the end."""
+        self._silent = True  # until it has written; also where a signal ends the wait
         if not self._selector.select(self.silence):
-            self._timed_out = True
             raise OSError(f"{TIMED_OUT} {self.silence:g} s")
+        self._silent = False
         data = os.read(self._output.fileno(), size if size > 0 else 1 << 16)
         self._ended = not data
         self.bytes_read += len(data)
@@ -74,7 +75,7 @@ class PipeStream:
         """Read what is left of the padding after a tar, to learn how the command ended."""
         with suppress(OSError):
             for _ in range(64):
-                if self._ended or self._timed_out or not self.read(1 << 16):
+                if self._ended or self._silent or not self.read(1 << 16):
                     break
 
     def _wait(self) -> int:

@@ -19,14 +19,18 @@ from typing import IO, Any, Protocol, cast
 from urllib.parse import urlparse
 
 from openclip_linattn.data.pipes import PipeStream
+from openclip_linattn.errors import UserError
 
 # webdataset's rules: what is a key and what a suffix, and which members are passed over.
 _KEY_AND_SUFFIX = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 NOT_REGULAR = "is not a regular file"
+REMOTE = ("s3", "gs", "http", "https")
+READABLE = ("local", "pipe", *REMOTE)
 
 # What tarfile and the decompressors under it raise for broken archives.
 _BROKEN = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError)
 _META = re.compile(r"__[^/]*__($|/)")
+_PADDING = 1 << 20  # bytes of zeros after the end, more than any tar program writes
 
 
 class Stream(Protocol):
@@ -68,8 +72,14 @@ class _Header(tarfile.TarInfo):
 
 
 def scheme_of(url: str) -> str:
-    """`local`, `pipe`, or the scheme of a remote shard (`s3`, `https`, ...), by webdataset's own rule."""
-    name = urlparse(url).scheme
+    """`local`, `pipe`, or the scheme of a remote shard (`s3`, `https`, ...), by webdataset's own rule.
+
+    Raises UserError for brackets that enclose no address.
+    """
+    try:
+        name = urlparse(url).scheme
+    except ValueError as error:
+        raise UserError(f"{url} cannot be opened as a path or a URL: {error}.") from error
     return "local" if name in ("", "file") else name
 
 
@@ -79,13 +89,18 @@ def local_path(url: str) -> Path:
 
 
 def open_shard(url: str, *, silence: float = 60.0) -> Stream:
-    """Open a local shard, or run the command of a `pipe:` one; a command silent for `silence` s is ended.
+    """Open a local or remote shard, or run the command of a `pipe:` one, which is ended when silent for `silence` s.
 
-    Raises OSError where this fails, or the shard is remote or no regular file (reading a FIFO may never end).
+    A remote shard goes on from the byte it had when its connection drops or is as silent. Raises OSError where
+    this fails, the scheme is none of `READABLE`, or the file is no regular one (reading a FIFO may never end).
     """
     scheme = scheme_of(url)
     if scheme == "pipe":
         return PipeStream(url[len("pipe:") :], silence=silence)
+    if scheme in REMOTE:
+        from openclip_linattn.data.remote import open_remote  # its clients are slow to import
+
+        return open_remote(url, silence=silence)
     if scheme != "local":
         raise OSError(f"{scheme}: shards are not read here")
     path = local_path(url)
@@ -138,12 +153,24 @@ def _ending(tar: tarfile.TarFile) -> str | None:
     """None where the archive ended with its marker, else what was found instead."""
     end = getattr(tar, "end", None)
     if end == "EOFHeaderError":
-        return None
+        more = "goes on after its end-of-archive marker, where reading stops: it may be several tars in one"
+        return more if _goes_on(tar) else None
     if end == "EmptyHeaderError":
         return "has no end-of-archive marker: it may be cut short"
     if end == "TruncatedHeaderError":
         return "is cut short: the archive ends in the middle of a header"
     return f"is damaged: the header at byte {tar.offset:,} is not valid, and nothing after it is read"
+
+
+def _goes_on(tar: tarfile.TarFile) -> bool:
+    """Whether more than zeros comes after the end of the archive, as where tars were joined with `cat`."""
+    stream = cast("IO[bytes]", tar.fileobj)
+    read = 0
+    while read < _PADDING and (data := stream.read(1 << 16)):
+        if data.strip(b"\0"):
+            return True
+        read += len(data)
+    return False
 
 
 def group(members: Iterable[tuple[str, bytes]], log: ShardLog) -> Iterator[RawSample]:
