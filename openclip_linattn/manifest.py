@@ -4,16 +4,21 @@ import json
 import platform
 import shlex
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from openclip_linattn.data.epoch_shape import Coverage, worker_batches
+from openclip_linattn.errors import UserError
 from openclip_linattn.files import write_json
+from openclip_linattn.unique import Visit, unique_bound, unique_expected
 from openclip_scaling.flops import clip_cost
 
 PACKAGES = ("openclip-linattn", "open_clip_torch", "torch", "timm", "webdataset", "numpy", "transformers")
+ENDINGS = ("signal", "error")  # what run.json says of a segment that ended early
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,13 @@ class Plan:
         if self.drop_last:
             share = -(-self.samples_per_epoch // self.world_size)
             return share // self.batch_size // self.accum_freq
-        workers = max(1, self.workers)
-        batches = -(-self.samples_per_epoch // (self.batch_size * self.world_size))
-        return -(-batches // workers) * workers // self.accum_freq
+        batches = worker_batches(
+            self.samples_per_epoch,
+            batch_size=self.batch_size,
+            world_size=self.world_size,
+            workers=self.workers,
+        )
+        return batches * max(1, self.workers) // self.accum_freq
 
     def totals(self, epochs: int) -> dict[str, int]:
         """Epochs, steps and samples of a number of epochs."""
@@ -61,14 +70,33 @@ class Manifest:
         self.content: dict[str, Any] = {"segments": [], **read_manifest(path.parent)}
         self._open: dict[str, Any] | None = None
 
-    def start(self, plan: Plan | None, *, start_epoch: int, held: int | None = None, **facts: Any) -> None:
+    def start(
+        self,
+        plan: Plan | None,
+        *,
+        start_epoch: int,
+        held: int | None = None,
+        coverage: Coverage | None = None,
+        **facts: Any,
+    ) -> None:
         """Opens a segment: one process group's life, from start or resume to its end.
 
-        `held` is the number of samples that the training set holds, where it is known.
+        `held` is the number of samples that the training set holds, where it is known, and `coverage` what an epoch
+        sees of them. A segment that has no end was killed before it could write one.
         """
+        for each in self.content["segments"]:
+            if each["end"] is None:
+                each["status"] = "killed"
+        for key in ENDINGS:
+            self.content.pop(key, None)
         self.content.update(facts)
         self.content["status"] = "running"
-        segment: dict[str, Any] = {"start": _now(), "start_epoch": start_epoch, "end": None}
+        segment: dict[str, Any] = {
+            "start": _now(),
+            "start_epoch": start_epoch,
+            "end": None,
+            "status": "running",
+        }
         self._open = segment
         self.content["segments"].append(segment)
         if plan is not None:
@@ -76,18 +104,25 @@ class Manifest:
             self.content["batch_size"] = plan.global_batch
             self.content["planned"] = _plus(self.seen_before(start_epoch), segment["planned"])
             segment["dataset"] = {"pattern": facts.get("dataset", {}).get("pattern"), "samples": held}
-            self.content["unique_samples_bound"] = self._unique_bound()
+            if coverage is not None:
+                segment["dataset"].update(unique_per_epoch=coverage.unique, reach=coverage.reach)
+            self._count_unique(plan.epochs, self.content["planned"]["samples"])
         self.write()
 
-    def finish(self, status: str, plan: Plan | None, *, epochs_done: int) -> None:
-        """Closes the segment with what was truly seen: whole epochs, which are what OpenCLIP saves."""
+    def finish(self, status: str, plan: Plan | None, *, epochs_done: int, **why: str) -> None:
+        """Closes the segment with what was truly seen: whole epochs, which are what OpenCLIP saves.
+
+        `why` is the `signal` or the `error` that ended it early.
+        """
         segment = self.content["segments"][-1]
         segment["end"] = _now()
-        self.content["status"] = status
+        segment.update(status=status, **why)
+        self.content.update(status=status, **why)
         if plan is not None:
             start_epoch = segment["start_epoch"]
             segment["seen"] = plan.totals(max(0, epochs_done - start_epoch))
             self.content["seen"] = _plus(self.seen_before(start_epoch), segment["seen"])
+            self._count_unique(epochs_done, self.content["seen"]["samples"])
         self.write()
 
     def changes(self, plan: Plan, *, start_epoch: int) -> list[str]:
@@ -111,33 +146,46 @@ class Manifest:
             )
         return sentences
 
-    def _unique_bound(self) -> int:
-        """No more distinct samples than all its sets hold can a run see, nor more than it draws."""
-        drawn = int(self.content["planned"]["samples"])
-        sets = [each["dataset"] for each in self.content["segments"] if "dataset" in each]
-        if any(each["samples"] is None for each in sets):
-            return drawn
-        held: dict[Any, int] = {each["pattern"]: each["samples"] for each in sets}
-        return min(drawn, sum(held.values()) + int(self.content.get("earlier", {}).get("samples", 0)))
-
     def seen_before(self, start_epoch: int) -> dict[str, int]:
         """Epochs, steps and samples that earlier segments saw up to `start_epoch`, where the next one takes over."""
         earlier = self.content.get("earlier", {})
         total = {key: int(earlier.get(key, 0)) for key in ("epochs", "steps", "samples")}
-        until = start_epoch
-        # Backwards: a resumed run repeats no epoch, so of a segment only the epochs before the next start count.
-        for segment in reversed(self.content["segments"]):
-            seen = segment.get("seen") or segment.get("planned")
-            if segment is not self._open and seen and seen["epochs"]:
-                epochs = min(seen["epochs"], max(0, until - segment["start_epoch"]))
+        for segment, epochs in self._counted(start_epoch):
+            if segment is not self._open and epochs:
+                seen = segment.get("seen") or segment["planned"]
                 total = _plus(total, {key: seen[key] * epochs // seen["epochs"] for key in total})
-            until = min(until, segment["start_epoch"])
         return total
 
+    def _counted(self, until: int) -> Iterator[tuple[dict[str, Any], int]]:
+        """The segments, the last first, with the epochs of each that count among those before `until`.
+
+        A resumed run repeats no epoch, so of a segment only the epochs before the next start count.
+        """
+        for segment in reversed(self.content["segments"]):
+            seen = segment.get("seen") or segment.get("planned") or {}
+            yield segment, min(seen.get("epochs", 0), max(0, until - segment["start_epoch"]))
+            until = min(until, segment["start_epoch"])
+
+    def _count_unique(self, epochs: int, drawn: int) -> None:
+        visits = [
+            Visit(data["pattern"], data["samples"], count, data.get("unique_per_epoch"), data.get("reach"))
+            for segment, count in self._counted(epochs)
+            if (data := segment.get("dataset")) is not None
+        ]
+        earlier = int(self.content.get("earlier", {}).get("samples", 0))
+        self.content["unique_samples_bound"] = unique_bound(visits, drawn, earlier)
+        self.content["unique_samples_expected"] = None if earlier else unique_expected(visits)
+
     def write(self) -> None:
-        """Writes the file, whole or not at all."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.path, self.content)
+        """Writes the file, whole or not at all; raises UserError where it cannot."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.path, self.content)
+        except OSError as error:
+            raise UserError(
+                f"{self.path} cannot be written ({error.strerror or error}): give --logs a folder that can be written, "
+                "with room in it"
+            ) from error
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -2,10 +2,15 @@
 
 import argparse
 import sys
+from dataclasses import replace
 
 from openclip_linattn.data.check import check
+from openclip_linattn.data.factors import settle_factors
+from openclip_linattn.data.folders import is_folder
+from openclip_linattn.data.parts import is_list
 from openclip_linattn.data.preflight import SILENCE, PreflightResult, preflight
 from openclip_linattn.data.sizes import sample_count
+from openclip_linattn.data.sources import as_pattern
 from openclip_linattn.errors import UserError
 from openclip_linattn.manifest import Plan
 
@@ -18,6 +23,44 @@ def trains(args: argparse.Namespace) -> bool:
     return bool(args.train_data) or args.dataset_type == "synthetic"
 
 
+def settle_data(args: argparse.Namespace) -> dict[str, str]:
+    """What the command says of its data, in the form that OpenCLIP reads; by the names of its arguments.
+
+    Folders of shards and list files become patterns, and what they are is said where OpenCLIP would go by the ending.
+    """
+    settled: dict[str, str] = {}
+    shards = {
+        key: source
+        for key in ("train_data", "val_data")
+        if is_shards(source := getattr(args, key), args.dataset_type)
+    }
+    settled.update({key: as_pattern(source) for key, source in shards.items()})
+    if (
+        args.dataset_type == "auto"
+        and shards
+        and len(shards) == sum(map(bool, (args.train_data, args.val_data)))
+    ):
+        settled["dataset_type"] = "webdataset"
+    factors = args.train_data_upsampling_factors
+    if factors is not None and "train_data" in shards:
+        settled["train_data_upsampling_factors"] = settle_factors(
+            factors, shards["train_data"], resampled=args.dataset_resampled
+        )
+    return settled
+
+
+def order_flags(args: argparse.Namespace, start_epoch: int, world_size: int) -> list[str]:
+    """The flags that keep a resumed run from repeating the first epoch's order.
+
+    OpenCLIP seeds the order of shards by the epoch, and that of other data too where there are several processes. A
+    single process draws it from the seed alone, as at the start: then the epoch is added to the seed, which decides
+    nothing else here, for the weights come from the checkpoint.
+    """
+    if not start_epoch or world_size > 1 or not trains(args) or is_shards(args.train_data, args.dataset_type):
+        return []
+    return ["--seed", str(args.seed + start_epoch)]
+
+
 def is_shards(source: str | None, dataset_type: str) -> bool:
     """Whether OpenCLIP would read a source as webdataset shards.
 
@@ -25,6 +68,8 @@ def is_shards(source: str | None, dataset_type: str) -> bool:
     """
     if not source:
         return False
+    if dataset_type == "auto" and (is_list(source) or is_folder(source)):
+        return True
     if dataset_type == "auto":
         ending = source.split(".")[-1]
         if ending not in ("tar", "csv", "tsv"):
@@ -39,6 +84,11 @@ def look_at_shards(args: argparse.Namespace, world_size: int) -> PreflightResult
     """Checks the training shards as far as it takes seconds; raises UserError where training would hang or fail."""
     if not is_shards(args.train_data, args.dataset_type):
         return None
+    if args.dataset_resampled and not args.workers and args.epochs > 1:
+        raise UserError(
+            "with --workers 0 and --dataset-resampled OpenCLIP draws the same shards in every epoch: give --workers 1 "
+            "or more"
+        )
     checked = preflight(
         args.train_data,
         world_size=world_size,
@@ -46,11 +96,11 @@ def look_at_shards(args: argparse.Namespace, world_size: int) -> PreflightResult
         resampled=args.dataset_resampled,
         num_samples=args.train_num_samples,
         batch_size=args.batch_size,
-        accum=args.accum_freq,
     )
     for warning in checked.warnings:
         print(f"warning: {warning}", file=sys.stderr)  # noqa: T201 - OpenCLIP sets up its log later
-    return checked
+    weighted = args.train_data_upsampling_factors is not None
+    return replace(checked, coverage=None) if weighted else checked
 
 
 def look_at_validation(args: argparse.Namespace) -> None:

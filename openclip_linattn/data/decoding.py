@@ -46,6 +46,7 @@ class Reason(str, Enum):
     MISSING_CAPTION = "missing caption"
     DAMAGED_IMAGE = "damaged image"
     NOT_AN_IMAGE = "not an image"
+    IMAGE_BOMB = "image bomb"
     CAPTION_NOT_UTF8 = "caption not UTF-8"
     BROKEN_JSON = "broken json"
     BROKEN_MEMBER = "broken member"
@@ -55,12 +56,17 @@ class Reason(str, Enum):
 class Verdict:
     """What becomes of a sample: lost for `reason`, or usable (None); its caption empty; its core intact.
 
-    `recoverable` is true where image and caption are good and only another member is not.
+    `recoverable` is true where image and caption are good and only another member is not. `size` is the image's
+    (width, height), `caption` its text; each is None where the sample is lost before it is decoded. `pixels`
+    counts those of an image bomb.
     """
 
     reason: Reason | None
     empty_caption: bool = False
     recoverable: bool = False
+    size: tuple[int, int] | None = None
+    caption: str | None = None
+    pixels: int = 0
 
     @property
     def usable(self) -> bool:
@@ -75,18 +81,24 @@ def judge(sample: RawSample) -> Verdict:
         return Verdict(Reason.MISSING_IMAGE)
     if "txt" not in sample.members:
         return Verdict(Reason.MISSING_CAPTION)
+    look = _look_at(sample.members[image])
     faults: dict[str, Reason] = {}
     for suffix, data in sample.members.items():
-        reason = _fault(suffix, data)
+        reason = look.reason if suffix == image else _fault(suffix, data)
         if reason is not None:
             faults[suffix] = reason
-    core = faults.get(image) or faults.get("txt")
-    if core is not None:
-        return Verdict(core)
-    empty = not sample.members["txt"].strip()
-    if faults:
-        return Verdict(next(iter(faults.values())), empty_caption=empty, recoverable=not empty)
-    return Verdict(None, empty_caption=empty)
+    if image in faults or "txt" in faults:
+        return Verdict(faults.get(image) or faults["txt"], size=look.size, pixels=look.pixels)
+    caption = sample.members["txt"].decode("utf-8")
+    empty = not caption.strip()
+    other = next(iter(faults.values()), None)
+    return Verdict(
+        other,
+        empty_caption=empty,
+        recoverable=other is not None and not empty,
+        size=look.size,
+        caption=caption,
+    )
 
 
 def decode_image(data: bytes) -> Image.Image:
@@ -94,7 +106,29 @@ def decode_image(data: bytes) -> Image.Image:
     with io.BytesIO(data) as stream:
         image = Image.open(stream)
         image.load()
-        return image.convert("RGB")
+        # Converting an RGB image to RGB would only copy it.
+        return image if image.mode == "RGB" else image.convert("RGB")
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What decoding an image member gave: why it failed or its (width, height); the pixels of a bomb."""
+
+    reason: Reason | None
+    size: tuple[int, int] | None = None
+    pixels: int = 0
+
+
+def _look_at(data: bytes) -> _Look:
+    # OpenCLIP drops the sample whatever the decoder raises, and Pillow's readers raise almost anything.
+    try:
+        return _Look(None, decode_image(data).size)
+    except Image.DecompressionBombError as error:
+        # Pillow names the pixels in its message only.
+        pixels = re.search(r"\d+", str(error))
+        return _Look(Reason.IMAGE_BOMB, pixels=int(pixels.group()) if pixels else 0)
+    except Exception:
+        return _Look(Reason.DAMAGED_IMAGE if data.startswith(_MAGIC) else Reason.NOT_AN_IMAGE)
 
 
 def _fault(suffix: str, data: bytes) -> Reason | None:
@@ -105,7 +139,7 @@ def _fault(suffix: str, data: bytes) -> Reason | None:
     if extension == "gz" and "." + suffix != ".gz":
         return _compressed_fault(suffix, data)
     if extension in IMAGE_SUFFIXES or extension in _OTHER_IMAGES:
-        return _image_fault(data)
+        return _look_at(data).reason
     for extensions, decode, reason in _DECODERS:
         if extension in extensions and not _works(decode, data):
             return reason if suffix in ("txt", *_JSON) else Reason.BROKEN_MEMBER
@@ -121,14 +155,7 @@ def _compressed_fault(suffix: str, data: bytes) -> Reason | None:
     return Reason.BROKEN_MEMBER if fault else None
 
 
-def _image_fault(data: bytes) -> Reason | None:
-    if _works(decode_image, data):
-        return None
-    return Reason.DAMAGED_IMAGE if data.startswith(_MAGIC) else Reason.NOT_AN_IMAGE
-
-
 def _works(decode: Callable[[bytes], Any], data: bytes) -> bool:
-    # OpenCLIP drops the sample whatever the decoder raises, and Pillow's readers raise almost anything.
     try:
         decode(data)
     except Exception:

@@ -105,12 +105,13 @@ def write_index(part: Part) -> None:
         return
     for shard in range(part.shards):
         tar = part.tar(shard)
-        write_json(tar.with_name(f"{tar.stem}_stats.json"), _stats(part.size(shard)))
+        write_json(tar.with_name(f"{tar.stem}_stats.json"), shard_stats(part.size(shard)))
     sizes = {part.tar(shard).name: part.size(shard) for shard in range(part.shards)}
     write_json(part.folder / "sizes.json", sizes)
 
 
-def _stats(count: int) -> dict[str, Any]:
+def shard_stats(count: int) -> dict[str, Any]:
+    """What img2dataset writes into the `_stats.json` beside a shard of `count` samples, none of which failed."""
     # The duration stays 0 so that the same set has the same bytes.
     return {
         "count": count,

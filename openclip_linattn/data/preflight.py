@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from openclip_linattn.data.cache import ReportCache, set_digest
-from openclip_linattn.data.check import DatasetReport, check, choose
+from openclip_linattn.data.check import DatasetReport, choose, read_shards, survey
+from openclip_linattn.data.epoch_notes import epoch_notes
+from openclip_linattn.data.epoch_shape import Coverage, Reading
+from openclip_linattn.data.remote_sizes import remote_counts
+from openclip_linattn.data.shard_report import ShardReport
 from openclip_linattn.data.sizes import openclip_count, sample_count, shard_counts, write_sizes
 from openclip_linattn.data.sources import as_pattern, expand
 from openclip_linattn.errors import UserError
@@ -18,7 +24,7 @@ __all__ = ["PreflightResult", "preflight", "sample_count"]
 MAX_SHARDS = 16  # larger sets are checked on so many shards
 MAX_SAMPLES = 4096  # decoded in all, which takes seconds
 MIN_SAMPLES_PER_SHARD = 64
-SILENCE = 20.0  # seconds that a pipe: command may take to its next byte
+SILENCE = 20.0  # seconds that a pipe: command may take to its next byte, and the first shards to a sample
 
 
 @dataclass(frozen=True)
@@ -26,8 +32,9 @@ class PreflightResult:
     """What is known of a set before training on it.
 
     `pattern` is the source in OpenCLIP's form; `num_samples` the samples of an epoch before rounding; `held`
-    the usable samples of the whole set where they are known. `usable_share` is that of the checked samples,
-    None where none were checked. `digest` names the very files (local ones only). `warnings` are sentences.
+    the usable samples of the whole set where they are known, and `coverage` what an epoch sees of them (None also
+    without a batch size). `usable_share` is that of the checked samples, None where none
+    were checked. `digest` names the very files (local ones only). `warnings` are sentences.
     """
 
     source: str
@@ -35,6 +42,7 @@ class PreflightResult:
     shards: int
     num_samples: int | None
     held: int | None
+    coverage: Coverage | None
     checked_shards: int
     checked_samples: int
     usable_share: float | None
@@ -50,6 +58,7 @@ class PreflightResult:
             "shards": self.shards,
             "samples": self.held,
             "num_samples": self.num_samples,
+            "epoch": asdict(self.coverage) if self.coverage else None,
             "checked_shards": self.checked_shards,
             "checked_samples": self.checked_samples,
             "usable_share": self.usable_share,
@@ -67,7 +76,13 @@ class Loaders:
     workers: int
     resampled: bool
     batch_size: int | None
-    accum: int
+
+    def coverage(self, held: int | None, shards: int, num_samples: int) -> Coverage | None:
+        """What an epoch sees of a set; None where that is not known."""
+        if held is None or self.batch_size is None:
+            return None
+        reading = Reading(held, shards, self.batch_size, self.world_size, self.workers)
+        return reading.coverage(num_samples, resampled=self.resampled)
 
 
 def preflight(
@@ -78,18 +93,16 @@ def preflight(
     resampled: bool,
     num_samples: int | None = None,
     batch_size: int | None = None,
-    accum: int = 1,
     cache: bool = True,
 ) -> PreflightResult:
     """Check that OpenCLIP can train on `source` with these loaders, within seconds.
 
     The arguments are OpenCLIP's: `workers` per process, `resampled` (--dataset-resampled), `num_samples`
-    (--train-num-samples), `batch_size` per process (None: unknown) and `accum` (--accum-freq). Up to 16
-    shards and 4,096 samples are decoded; with `cache` the same files are not read again. A set that was read
-    whole gets its sizes.json where `num_samples` is not given and there is none. Raises UserError, one
-    sentence a line, where training would hang or fail.
+    (--train-num-samples) and `batch_size` per process (None: unknown). Up to 16 shards and 4,096 samples are decoded;
+    with `cache` the same files are not read again. A set that was read whole gets its sizes.json where `num_samples`
+    is not given and there is none. Raises UserError, one sentence a line, where training would hang or fail.
     """
-    loaders = Loaders(world_size, workers, resampled, batch_size, accum)
+    loaders = Loaders(world_size, workers, resampled, batch_size)
     urls = expand(source)
     if num_samples is not None and num_samples < 1:
         raise UserError(f"--train-num-samples must be at least 1, not {num_samples}.")
@@ -98,22 +111,22 @@ def preflight(
     report = _report(source, urls, digest if cache else None)
     if report.errors:
         raise UserError("\n".join(report.errors))
+    counts = _usable_counts(urls, report)
+    held = sum(counts[url] for url in urls) if all(url in counts for url in urls) else None
     notes: list[str] = []
     if num_samples is None:
         notes += _provide_count(urls, report)
-        num_samples = _count_for_openclip(source, urls, report)
-    counts = _usable_counts(urls, report)
+        num_samples = _count_for_openclip(source, urls, held)
     _check_worker_shares(source, [counts.get(url) for url in urls], loaders)
-    _check_steps(num_samples, loaders)
-    held = sum(counts[url] for url in urls) if all(url in counts for url in urls) else None
-    if held is not None and not resampled and num_samples > held:
-        notes.append(f"An epoch of {num_samples:,} samples repeats some of the {held:,} usable ones.")
+    coverage = loaders.coverage(held, len(urls), num_samples)
+    notes += epoch_notes(num_samples, held, len(urls), coverage, resampled=resampled)
     return PreflightResult(
         source=source,
         pattern=as_pattern(source),
         shards=len(urls),
         num_samples=num_samples,
         held=held,
+        coverage=coverage,
         checked_shards=len(report.shards),
         checked_samples=report.samples,
         usable_share=report.usable / report.samples if report.samples else None,
@@ -144,11 +157,26 @@ def _report(source: str, urls: Sequence[str], digest: str | None) -> DatasetRepo
     cache = ReportCache(urls) if digest else None
     known = cache.get(digest) if cache and digest else None
     if known is not None:
-        return DatasetReport(source, len(urls), known)
-    report = check(source, sample_shards=MAX_SHARDS, sample_limit=limit, silence=SILENCE)
-    if cache and digest:
+        return survey(source, lambda _: known, sample_shards=MAX_SHARDS)
+    report = survey(source, partial(_read_in_time, sample_limit=limit), sample_shards=MAX_SHARDS)
+    # What could not be read, or was not come to, may be there the next time.
+    if cache and digest and not report.unfinished and all(map(_was_read, report.shards)):
         cache.put(digest, report.shards)
     return report
+
+
+def _was_read(shard: ShardReport) -> bool:
+    return shard.settled or not shard.complete
+
+
+def _read_in_time(urls: Sequence[str], *, sample_limit: int) -> Iterator[ShardReport]:
+    """Read the shards in turn; where none brings a sample, as on a server that is down, the first ones are enough."""
+    begun, samples = time.monotonic(), 0
+    for report in read_shards(urls, workers=None, sample_limit=sample_limit, silence=SILENCE):
+        yield report
+        samples += report.samples
+        if not samples and time.monotonic() - begun > SILENCE:
+            return
 
 
 def _provide_count(urls: Sequence[str], report: DatasetReport) -> list[str]:
@@ -160,15 +188,10 @@ def _provide_count(urls: Sequence[str], report: DatasetReport) -> list[str]:
     return write_sizes(report)
 
 
-def _count_for_openclip(source: str, urls: Sequence[str], report: DatasetReport) -> int:
+def _count_for_openclip(source: str, urls: Sequence[str], held: int | None) -> int:
     count = openclip_count(urls)
     if count:
         return count
-    known = shard_counts(urls)
-    if report.complete:
-        held: int | None = report.usable
-    else:
-        held = sum(known[url] for url in urls) if all(url in known for url in urls) else None
     number = "N, the samples of an epoch" if held is None else str(held)
     raise UserError(
         f"OpenCLIP cannot tell how many samples {source} has: give --train-num-samples {number}, or run "
@@ -178,7 +201,7 @@ def _count_for_openclip(source: str, urls: Sequence[str], report: DatasetReport)
 
 def _usable_counts(urls: Sequence[str], report: DatasetReport) -> dict[str, int]:
     """Usable samples of each shard: counted where it was read whole, else what the files beside it tell."""
-    counts = shard_counts(urls)
+    counts = {**shard_counts(urls), **remote_counts(urls)}
     counts.update({shard.url: shard.usable for shard in report.shards if shard.complete})
     return counts
 
@@ -199,17 +222,3 @@ def _check_worker_shares(source: str, counts: Sequence[int | None], loaders: Loa
         f"than one batch of {needed:,}, and would then wait for ever: use fewer --workers, a smaller "
         "--batch-size, fuller shards, or --dataset-resampled."
     )
-
-
-def _check_steps(num_samples: int, loaders: Loaders) -> None:
-    """Refuse an epoch that is shorter than one accumulated step, which OpenCLIP would drop in silence."""
-    if loaders.batch_size is None or loaders.accum <= 1:
-        return
-    workers = max(1, loaders.workers)
-    batches = -(-num_samples // (loaders.batch_size * loaders.world_size))
-    batches = -(-batches // workers) * workers
-    if batches < loaders.accum:
-        raise UserError(
-            f"An epoch of {num_samples:,} samples has {batches} batches, fewer than --accum-freq "
-            f"{loaders.accum}, so no step would be made: lower --accum-freq or --batch-size."
-        )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from openclip_linattn.data.between_shards import Meetings, Overlap
 from openclip_linattn.data.decoding import IMAGE_SUFFIXES
 from openclip_linattn.data.shard_report import ShardReport
 
@@ -16,14 +18,16 @@ MAX_SUFFIXES = 8
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding: an error stops training (it would hang, crash or lose everything), a warning does not."""
+    """One finding: an error stops training or spoils it (it would hang, crash, lose everything or mix captions up), or
+    the check could not do its work; a warning does neither.
+    """
 
     severity: Severity
     text: str
 
 
-def find_problems(shards: Sequence[ShardReport]) -> list[Problem]:
-    """Problems of the checked shards, errors first."""
+def find_problems(shards: Sequence[ShardReport], overlap: Overlap) -> list[Problem]:
+    """Problems of the checked shards: first one reason that takes most of the samples, then errors first."""
     samples = sum(shard.samples for shard in shards)
     usable = sum(shard.usable for shard in shards)
     problems: list[Problem] = []
@@ -32,14 +36,19 @@ def find_problems(shards: Sequence[ShardReport]) -> list[Problem]:
             f"None of the {samples:,} checked samples can be trained on" if samples else "There is no sample"
         )
         problems.append(Problem("error", f"{none}: OpenCLIP would wait for ever."))
+    fatal = [shard for shard in shards if shard.blocks or shard.died]
+    rest = [shard for shard in shards if not (shard.blocks or shard.died)]
     severity: Severity = "warning" if usable else "error"
-    problems += [Problem("error", text) for text in _faults(shard for shard in shards if shard.blocks)]
-    problems += [Problem(severity, text) for text in _faults(shard for shard in shards if not shard.blocks)]
+    problems += [Problem("error", text) for text in _faults(fatal)]
+    problems += [Problem("error", text) for text in _mixtures(overlap)]
+    problems += [Problem(severity, text) for text in _faults(rest)]
     problems += [Problem(severity, text) for text in _barren(shards)]
     if 0 < usable < samples:
         text = f"{samples - usable:,} of {samples:,} samples ({percent(samples - usable, samples)}) are lost"
         problems.append(Problem("warning", f"{text}: {reasons(shards)}."))
-    problems += [Problem("warning", text) for text in _remarks(shards)]
+    problems += [Problem("warning", text) for text in (*_remarks(shards), *_meetings(overlap))]
+    if usable:
+        problems[:0] = [Problem("warning", text) for text in _main_loss(shards, samples)]
     # A tar may hold names in any encoding, which no terminal could print.
     return [Problem(p.severity, p.text.encode(errors="backslashreplace").decode()) for p in problems]
 
@@ -54,12 +63,23 @@ def percent(part: int, whole: int) -> str:
 
 def reasons(shards: Iterable[ShardReport]) -> str:
     """The reasons for losses with their counts, the most frequent first."""
-    total: dict[str, int] = {}
+    return ", ".join(f"{count:,} {reason}" for reason, count in _by_reason(shards))
+
+
+def _by_reason(shards: Iterable[ShardReport]) -> list[tuple[str, int]]:
+    total: Counter[str] = Counter()
     for shard in shards:
-        for reason, count in shard.lost.items():
-            total[reason] = total.get(reason, 0) + count
-    ordered = sorted(total.items(), key=lambda item: -item[1])
-    return ", ".join(f"{count:,} {reason}" for reason, count in ordered)
+        total.update(shard.lost)
+    return total.most_common()
+
+
+def _main_loss(shards: Sequence[ShardReport], samples: int) -> list[str]:
+    """A sentence where one reason takes more than half of the samples: the layout may not be what it should be."""
+    return [
+        f"More than half of the samples ({count:,} of {samples:,}) are lost for one reason: {reason}."
+        for reason, count in _by_reason(shards)[:1]
+        if 2 * count > samples
+    ]
 
 
 def _faults(shards: Iterable[ShardReport]) -> list[str]:
@@ -103,7 +123,7 @@ def _why(shard: ShardReport) -> str:
             )
         return f"{shard.name} has no members"
     seen = _seen(shard)
-    apart = "; members of one sample do not stand next to each other" if shard.repeated_keys else ""
+    apart = "; members of one sample do not stand next to each other" if shard.split_keys else ""
     absent = []
     if not shard.members.get("txt"):
         absent.append("a txt member")
@@ -123,6 +143,51 @@ def _seen(shard: ShardReport) -> str:
     return ", ".join(sorted(frequent)) + (f" and {more:,} others" if more else "")
 
 
+def _mixtures(overlap: Overlap) -> list[str]:
+    mixing = overlap.mixing
+    if not mixing.pairs:
+        return []
+    return [
+        f"Captions can be mixed up: {_pairs(mixing)}, and where they meet OpenCLIP puts the image of the one beside "
+        "the caption of the other."
+    ]
+
+
+def _meetings(overlap: Overlap) -> list[str]:
+    """Sentences on what is in more than one shard."""
+    remarks = []
+    if overlap.joining.pairs:
+        remarks.append(
+            f"{_pairs(overlap.joining)}, and where they meet OpenCLIP moves members from the one to the other; "
+            "images and captions stay together."
+        )
+    if overlap.apart.pairs:
+        remarks.append(f"{_pairs(overlap.apart)}; OpenCLIP keeps them apart, since their suffixes repeat.")
+    remarks += [
+        f"{_names(group)} hold the same samples (keys, captions and image sizes)."
+        for group in overlap.duplicates[:MAX_NAMED]
+    ]
+    if len(overlap.duplicates) > MAX_NAMED:
+        remarks.append(f"{len(overlap.duplicates):,} groups of shards, in all, hold the same samples.")
+    if overlap.shared:
+        remarks.append(
+            f"Keys are used in more than one shard: {overlap.shared:,} of {overlap.sampled:,} sampled keys, for "
+            f"instance in {', '.join(overlap.sharing)}."
+        )
+    return remarks
+
+
+def _pairs(meetings: Meetings) -> str:
+    last, first, key = meetings.examples[0]
+    pairs = f"{meetings.pairs:,} pairs" if meetings.pairs > 1 else "1 pair"
+    return f"{pairs} of shards (such as {last} and {first}, {key}) have the last key of one as first key of the other"
+
+
+def _names(names: Sequence[str]) -> str:
+    named = ", ".join(names[:MAX_NAMED])
+    return f"{named} and {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else named
+
+
 def _remarks(shards: Sequence[ShardReport]) -> list[str]:
     remarks = []
     recoverable = sum(shard.recoverable for shard in shards)
@@ -131,13 +196,27 @@ def _remarks(shards: Sequence[ShardReport]) -> list[str]:
             f"{recoverable:,} of the lost samples have a good image and caption beside a broken member "
             "(recoverable by leaving that member out)."
         )
+    bombs = max((shard.bomb_pixels for shard in shards), default=0)
+    if bombs:
+        remarks.append(
+            f"Images of up to {bombs:,} pixels are too large for Pillow, which takes them for decompression bombs."
+        )
     empty = sum(shard.empty_captions for shard in shards)
     if empty:
         remarks.append(f"{empty:,} usable samples have an empty caption.")
+    return remarks + _layout_remarks(shards)
+
+
+def _layout_remarks(shards: Sequence[ShardReport]) -> list[str]:
+    """Sentences on members that stand or are named otherwise than they should."""
+    remarks = []
     repeated = sum(shard.repeated_keys for shard in shards)
     if repeated:
+        remarks.append(f"Samples written again under a key of their own shard: {repeated:,}.")
+    split = sum(shard.split_keys for shard in shards)
+    if split:
         remarks.append(
-            f"{repeated:,} samples repeat a key of their own shard (written twice, or pulled apart)."
+            f"Keys whose members are pulled apart (those of one sample must stand next to each other): {split:,}."
         )
     skipped = sum(shard.skipped_members for shard in shards if shard.samples)
     if skipped:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from openclip_linattn.data.decoding import UNCHECKED, judge
+from openclip_linattn.data.decoding import UNCHECKED, Verdict, judge
+from openclip_linattn.data.histograms import ASPECTS, CAPTIONS, SIDES
 from openclip_linattn.data.pipes import TIMED_OUT
 from openclip_linattn.data.reading import (
     NOT_REGULAR,
@@ -19,18 +20,23 @@ from openclip_linattn.data.reading import (
     read_samples,
     scheme_of,
 )
+from openclip_linattn.data.shard_keys import ContentDigest, KeyTracker, ShardKeys
 
 EXAMPLES = 3
+DIED = "was not read: the process that read it ended"
 
 
 @dataclass
 class ShardReport:
     """Counts of samples in one shard, as OpenCLIP reads it.
 
-    `lost` counts by reason; `members` counts the samples that have each suffix; `repeated_keys` the samples
-    whose key came up before in the same shard; `examples` holds a few keys for each reason. `fault` is a
-    clause about the file itself ("is empty (0 bytes)"); `complete` is false where only the first samples were
-    read.
+    `lost` counts by reason; `members` counts the samples that have each suffix; `repeated_keys` the samples that
+    were written twice, and `split_keys` the keys whose members were pulled apart (see KeyTracker); `examples`
+    holds a few keys for each reason, and `bomb_pixels` the size of the largest image bomb. `sides`, `aspects`
+    and `captions` are histograms of the usable samples, `digest` one of the content (see ContentDigest). `fault`
+    is a clause about the file itself ("is empty (0 bytes)"); `complete` is false where only the first samples
+    were read. `label` is a name that tells the shard from another of its set with the same file name; it is not
+    part of the report.
     """
 
     url: str
@@ -39,16 +45,26 @@ class ShardReport:
     empty_captions: int = 0
     recoverable: int = 0
     repeated_keys: int = 0
+    split_keys: int = 0
     skipped_members: int = 0
+    bomb_pixels: int = 0
     lost: dict[str, int] = field(default_factory=dict)
     members: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
+    sides: list[int] = field(default_factory=SIDES.zeros)
+    aspects: list[int] = field(default_factory=ASPECTS.zeros)
+    captions: list[int] = field(default_factory=CAPTIONS.zeros)
+    keys: ShardKeys = field(default_factory=ShardKeys)
+    digest: str | None = None
     fault: str | None = None
     complete: bool = True
+    label: str | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
-        """File name of a local shard, the whole command or URL of another."""
+        """The label, or else the file name of a local shard, the whole command or URL of another."""
+        if self.label is not None:
+            return self.label
         return local_path(self.url).name if scheme_of(self.url) == "local" else self.url
 
     @property
@@ -67,18 +83,33 @@ class ShardReport:
         return self.timed_out or (self.fault is not None and NOT_REGULAR in self.fault)
 
     @property
+    def died(self) -> bool:
+        """Whether the process that read the shard was ended from outside."""
+        return self.fault is not None and self.fault.startswith(DIED)
+
+    @property
+    def settled(self) -> bool:
+        """Whether reading the unchanged shard again would find the same: it was read whole, and could be read."""
+        unread = self.blocks or self.died or (self.fault or "").startswith("cannot be")
+        return self.complete and not unread
+
+    @property
     def undecoded(self) -> list[str]:
         """Suffixes that the training decodes and the check does not."""
         return sorted(suffix for suffix in self.members if suffix.rpartition(".")[2] in UNCHECKED)
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
-        return asdict(self)
+        value = asdict(self)
+        del value["label"]
+        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ShardReport:
-        """The report that `to_json` wrote; raises TypeError for anything else."""
-        return cls(**value)
+        """The report that `to_json` wrote; raises TypeError or KeyError for anything else, older forms too."""
+        if set(value) != {entry.name for entry in fields(cls)} - {"label"}:
+            raise TypeError("the report has other fields")
+        return cls(**{**value, "keys": ShardKeys(**value["keys"])})
 
 
 def check_shard(url: str, *, limit: int | None = None, silence: float = 60.0) -> ShardReport:
@@ -86,41 +117,68 @@ def check_shard(url: str, *, limit: int | None = None, silence: float = 60.0) ->
 
     A `pipe:` command may be silent for `silence` seconds.
     """
-    report = ShardReport(url)
     log = ShardLog()
     samples = read_samples(url, log, silence=silence)
+    tally = _Tally(ShardReport(url))
     with warnings.catch_warnings():
         # Pillow warns about odd files that it and OpenCLIP read all the same.
         warnings.simplefilter("ignore")
-        report.complete = _count(report, samples, limit)
+        complete = tally.take(samples, limit)
     samples.close()
-    report.fault = log.fault
-    report.skipped_members = len(log.skipped)
-    return report
+    return tally.close(log, complete)
 
 
-def _count(report: ShardReport, samples: Iterable[RawSample], limit: int | None) -> bool:
-    lost: Counter[str] = Counter()
-    members: Counter[str] = Counter()
-    keys: set[str] = set()
-    complete = True
-    for sample in samples:
-        if limit is not None and report.samples >= limit:
-            complete = False
-            break
-        report.samples += 1
-        members.update(sample.members.keys())
-        report.repeated_keys += sample.key in keys
-        keys.add(sample.key)
-        verdict = judge(sample)
-        report.usable += verdict.usable
-        report.empty_captions += verdict.usable and verdict.empty_caption
-        report.recoverable += verdict.recoverable
-        if verdict.reason is not None:
-            reason = verdict.reason.value
-            lost[reason] += 1
-            examples = report.examples.setdefault(reason, [])
-            if len(examples) < EXAMPLES:
-                examples.append(sample.key)
-    report.lost, report.members = dict(lost), dict(members)
-    return complete
+class _Tally:
+    """Adds samples to a report."""
+
+    def __init__(self, report: ShardReport) -> None:
+        self.report = report
+        self.lost: Counter[str] = Counter()
+        self.members: Counter[str] = Counter()
+        self.keys = KeyTracker()
+        self.content = ContentDigest()
+
+    def take(self, samples: Iterable[RawSample], limit: int | None) -> bool:
+        """Count the samples, at most `limit`; return whether these were all."""
+        for sample in samples:
+            if limit is not None and self.report.samples >= limit:
+                return False
+            verdict = judge(sample)
+            self.report.samples += 1
+            self.members.update(sample.members.keys())
+            self.keys.add(sample.key, sample.members)
+            self.content.add(sample.key, verdict.caption, verdict.size)
+            if verdict.reason is None:
+                self._use(verdict)
+            else:
+                self._lose(sample.key, verdict, verdict.reason.value)
+        return True
+
+    def _use(self, verdict: Verdict) -> None:
+        assert verdict.size is not None
+        assert verdict.caption is not None
+        width, height = verdict.size
+        self.report.usable += 1
+        self.report.empty_captions += verdict.empty_caption
+        self.report.sides[SIDES.place(min(width, height))] += 1
+        self.report.aspects[ASPECTS.place(width / max(height, 1))] += 1
+        self.report.captions[CAPTIONS.place(len(verdict.caption.strip()))] += 1
+
+    def _lose(self, key: str, verdict: Verdict, reason: str) -> None:
+        self.lost[reason] += 1
+        self.report.recoverable += verdict.recoverable
+        self.report.bomb_pixels = max(self.report.bomb_pixels, verdict.pixels)
+        examples = self.report.examples.setdefault(reason, [])
+        if len(examples) < EXAMPLES:
+            examples.append(key)
+
+    def close(self, log: ShardLog, complete: bool) -> ShardReport:
+        """The report of all that was taken."""
+        report = self.report
+        report.lost, report.members = dict(self.lost), dict(self.members)
+        report.repeated_keys, report.split_keys = self.keys.repeated, self.keys.split
+        report.keys = self.keys.summary(complete)
+        report.digest = self.content.hex() if complete and report.samples else None
+        report.fault, report.skipped_members = log.fault, len(log.skipped)
+        report.complete = complete
+        return report

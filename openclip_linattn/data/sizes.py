@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from openclip_linattn.data.check import DatasetReport
+from openclip_linattn.data.dataset_report import DatasetReport
 from openclip_linattn.data.reading import local_path, scheme_of
 from openclip_linattn.data.sources import expand
 from openclip_linattn.errors import UserError
@@ -91,12 +91,12 @@ def openclip_count(urls: Sequence[str]) -> int | None:
 def write_sizes(report: DatasetReport) -> list[str]:
     """Write the usable samples of the checked local shards into the sizes.json of their folders.
 
-    Entries of other shards that still exist are kept. Returns a sentence for each folder that could not be
-    written.
+    Shards that could not be read get no entry; those of other shards that still exist are kept. Returns a
+    sentence for each folder that could not be written.
     """
     by_folder: dict[Path, dict[str, int]] = {}
     for shard in report.shards:
-        if shard.local is not None and shard.complete:
+        if shard.local is not None and shard.settled:
             by_folder.setdefault(shard.local.parent, {})[shard.local.name] = shard.usable
     unwritten = [_write_table(folder, counts) for folder, counts in by_folder.items()]
     return [

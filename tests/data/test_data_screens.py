@@ -120,6 +120,13 @@ def test_large_sets_list_the_shards_with_losses_only(good_set, captionless_set, 
         source = captionless_set if number == 30 else good_set
         (many / f"{number:05d}.tar").write_bytes((source / "00000.tar").read_bytes())
     output = run("check", many, "--workers", 1).output
+    assert "Only shards with a loss or a fault are listed. A report" in output
+    for number in range(45):
+        (many / f"{number:05d}.tar").write_bytes(b"")
+    output = run("check", many, "--workers", 1).output
+    assert "Only shards with a loss or a fault are listed; the first 40 of 45. A report" in output
+    assert "00039.tar" in output
+    assert "00040.tar" not in output
     assert "00030.tar" in output
     assert "00007.tar" not in output
     assert "45 of 45 shards" in output

@@ -9,6 +9,7 @@ import pytest
 from openclip_linattn.data import preflight as preflight_module
 from openclip_linattn.data.cache import NAME
 from openclip_linattn.data.preflight import preflight
+from openclip_linattn.data.shard_report import ShardReport
 from openclip_linattn.errors import UserError
 
 ONE = {"world_size": 1, "workers": 1, "resampled": False}
@@ -71,7 +72,7 @@ def test_a_part_usable_is_a_warning_with_reasons(broken_set):
     ],
 )
 def test_fewer_shards_than_readers(loaders, arithmetic, remedy, good_set, monkeypatch):
-    monkeypatch.setattr(preflight_module, "check", None)  # refused without reading a shard
+    monkeypatch.setattr(preflight_module, "survey", None)  # refused without reading a shard
     text = refusal(good_set, **loaders)
     assert arithmetic in text
     assert remedy in text
@@ -139,15 +140,6 @@ def test_openclip_itself_waits_for_ever_where_we_say_so(batch_size, hangs, good_
             assert process.stdout.readline() == "40\n"
 
 
-@pytest.mark.parametrize(("accum", "passes"), [(5, True), (6, False)])
-def test_an_epoch_without_a_step(accum, passes, good_set):
-    arguments = {"batch_size": 8, "accum": accum}
-    if passes:
-        assert preflight(str(good_set), **ONE, **arguments).num_samples == 40
-    else:
-        assert "5 batches, fewer than --accum-freq 6" in refusal(good_set, **arguments)
-
-
 def test_a_command_that_fails_is_caught(good_set):
     text = refusal(f"pipe:false {good_set}/{{00000..00003}}.tar", num_samples=40)
     assert "the command failed with exit status 1" in text
@@ -188,10 +180,12 @@ def test_wrong_sources(pattern, said, good_set):
     assert said in refusal(f"{good_set}/{pattern}")
 
 
-def test_remote_shards_are_let_through_unchecked():
-    result = preflight("https://example.invalid/{0..3}.tar", **ONE, num_samples=100, batch_size=8)
-    assert (result.checked_shards, result.usable_share, result.held) == (0, None, None)
-    assert any("not checked" in text for text in result.warnings)
+def test_a_server_that_is_down_is_said_after_its_first_shard(monkeypatch):
+    monkeypatch.setattr(preflight_module, "SILENCE", 1e-6)
+    monkeypatch.setattr("openclip_linattn.data.remote.resuming.TRIES", 1)
+    text = refusal("https://example.invalid/{0..3}.tar", num_samples=100, batch_size=8)
+    assert "https://example.invalid/0.tar cannot be opened (no connection to example.invalid" in text
+    assert text.count("cannot be opened") == 1
 
 
 def test_a_large_set_is_sampled(good_set, tmp_path, make_tar):
@@ -221,10 +215,54 @@ def test_repeating_samples_within_an_epoch_is_said(good_set):
     assert result.warnings == ["An epoch of 100 samples repeats some of the 40 usable ones."]
 
 
+def test_short_epochs_of_many_shards_are_warned_of_with_the_remedy(good_set, monkeypatch):
+    shards, per_shard = 41_408, 9_800
+    monkeypatch.setattr(preflight_module, "remote_counts", lambda urls: dict.fromkeys(urls, per_shard))
+    arguments = {"world_size": 64, "workers": 6, "batch_size": 256, "num_samples": shards * per_shard // 32}
+    source = f"pipe:NUMBER={{00000..{shards - 1}}} cat {good_set}/00000.tar"
+    result = preflight(source, **arguments, resampled=False)
+    assert result.held == pytest.approx(
+        shards * per_shard, rel=1e-3
+    )  # but for the few that were read: 10 each
+    # Each of 384 readers takes 33,024 samples and holds 4,999 back, of 4 shards; the buffer has read 1,999 further.
+    (note,) = [text for text in result.warnings if "within a buffer" in text]
+    assert f"never get beyond the first {4 * 384 + 1999:,} of the 41,408 shards" in note
+    assert "give --dataset-resampled" in note
+    resampled = preflight(source, **arguments, resampled=True)
+    assert not any("within a buffer" in text for text in resampled.warnings)
+
+
+def test_counts_beside_remote_shards_are_used(good_set, monkeypatch):
+    monkeypatch.setattr(preflight_module, "remote_counts", lambda urls: dict.fromkeys(urls, 5000))
+    monkeypatch.setattr(preflight_module, "MAX_SAMPLES", 8)
+    monkeypatch.setattr(preflight_module, "MIN_SAMPLES_PER_SHARD", 2)
+    source = f"pipe:cat {good_set}/{{00000..00003}}.tar"
+    assert preflight(source, **ONE, num_samples=40, batch_size=8).held == 20_000
+    assert "give --train-num-samples 20000" in refusal(source)
+
+
 def test_unchanged_shards_are_not_read_again(good_set, monkeypatch):
-    first = preflight(str(good_set), **ONE)
-    monkeypatch.setattr(preflight_module, "check", None)
-    assert preflight(str(good_set), **ONE) == first
+    source = f"{good_set}::{good_set}/00000.tar"  # which has a shard twice, and that is said again
+    first = preflight(source, **ONE)
+    assert any("listed more than once" in text for text in first.warnings)
+    monkeypatch.setattr(preflight_module, "read_shards", None)
+    assert preflight(source, **ONE) == first
+
+
+@pytest.mark.parametrize(
+    ("fault", "silence"),
+    [("cannot be read (Input/output error)", 20.0), ("is empty (0 bytes)", 0.0)],  # the rest is not come to
+)
+def test_what_could_not_be_read_is_tried_again(good_set, monkeypatch, fault, silence):
+    with monkeypatch.context() as patch:
+        patch.setattr(preflight_module, "SILENCE", silence)
+        patch.setattr(
+            preflight_module,
+            "read_shards",
+            lambda urls, **_: (ShardReport(url, fault=fault) for url in urls),
+        )
+        assert fault.split(" (")[0] in refusal(good_set, num_samples=40)
+    assert preflight(str(good_set), **ONE, num_samples=40).checked_samples == 40
 
 
 def test_a_changed_shard_is_read_again(good_set, captionless_set):
@@ -258,7 +296,7 @@ def test_the_verdict_goes_to_the_cache_folder_where_the_shards_cannot_be_written
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     first = preflight(str(good_set), **ONE, num_samples=40)
     assert len(list((tmp_path / "cache" / "openclip_linattn").glob("*.json"))) == 1
-    monkeypatch.setattr(preflight_module, "check", None)
+    monkeypatch.setattr(preflight_module, "read_shards", None)
     assert preflight(str(good_set), **ONE, num_samples=40) == first
 
 

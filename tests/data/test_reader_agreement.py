@@ -1,16 +1,21 @@
 """Our verdicts against OpenCLIP's own reading pipeline, sample by sample."""
 
+import io
 import os
 import random
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from openclip_linattn.data.decoding import judge
-from openclip_linattn.data.reading import ShardLog, read_samples
+from openclip_linattn.data.decoding import Reason, judge
+from openclip_linattn.data.reading import RawSample, ShardLog, read_samples
 
 wds = pytest.importorskip("webdataset")
 
@@ -99,6 +104,99 @@ def test_agrees_on_odd_members(oddity, tmp_path, make_sample, make_tar, make_ima
     path = make_tar(tmp_path / "0.tar", members)
     assert our_keys(path) == openclip_keys(path)
     assert "a/001" in our_keys(path)
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def unusual_images(usual: bytes) -> dict[str, bytes]:
+    """Images as they are found on the web, by suffix and what is odd about them."""
+    noise = Image.effect_noise((40, 30), 60)
+    frames = [noise, noise.rotate(90, expand=False)]
+    exif = Image.Exif()
+    exif[0x010E] = "a description " * 20
+    described = encoded(noise.convert("RGB"), "JPEG", exif=exif)
+    size = described.index(b"Exif") - 2
+    wide = Image.frombytes("I;16", (40, 30), bytes(range(240)) * 10)
+    return {
+        "jpg cmyk": encoded(noise.convert("CMYK"), "JPEG"),
+        "jpg with exif": described,
+        "jpg whose exif is cut": described[:80],
+        "jpg whose exif is longer than it": described[:size] + b"\xff\xf0" + described[size + 2 :],
+        "jpg whose exif is garbage": described.replace(b"MM\x00*", b"\x00\x01\x02\x03").replace(
+            b"II*\x00", b"\x07" * 4
+        ),
+        "jpg progressive": encoded(noise, "JPEG", progressive=True),
+        "jpg progressive and cut": encoded(noise, "JPEG", progressive=True)[:-300],
+        "jpg with bytes after its end": usual + b"\x00" * 500,
+        "jpg without its end marker": usual[:-2],
+        "png of 16 bits": encoded(wide, "PNG"),
+        "png of one bit": encoded(noise.convert("1"), "PNG"),
+        "png with a palette": encoded(noise.convert("P"), "PNG"),
+        "png with transparency": encoded(noise.convert("LA"), "PNG"),
+        "png animated": encoded(noise, "PNG", save_all=True, append_images=frames),
+        "png with a wrong checksum": encoded(noise, "PNG").replace(b"IDAT", b"IDAX"),
+        "png cut": encoded(noise, "PNG")[:-30],
+        "webp animated": encoded(noise, "WEBP", save_all=True, append_images=frames),
+        "webp cut": encoded(noise, "WEBP")[:-100],
+        "jpg that is a gif": encoded(noise, "GIF", save_all=True, append_images=frames),
+        "jpg that is a tiff of floats": encoded(noise.convert("F"), "TIFF"),
+        "jpg of one pixel": encoded(Image.new("RGB", (1, 1)), "JPEG"),
+        "png that is large": one_bit_png(10_000, 9_000),
+        "png that is a bomb": one_bit_png(20_000, 9_000),
+        "jpg that is a bomb": one_bit_png(60_000, 60_000),
+    }
+
+
+def one_bit_png(width: int, height: int) -> bytes:
+    """A PNG of a few kilobytes that claims many pixels, and has them."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    row = b"\0" * (1 + (width + 7) // 8)
+    packer = zlib.compressobj(9)
+    # Pillow refuses an image of too many pixels before it reads any.
+    rows = min(height, 9_000)
+    data = b"".join([*(packer.compress(row) for _ in range(rows)), packer.flush()])
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data:UserWarning")
+def test_agrees_on_unusual_images(tmp_path, make_sample, make_tar, make_image):
+    images = unusual_images(make_image(1))
+    members = []
+    for name, data in images.items():
+        members += make_sample(name, **{"jpg": None, name.split()[0]: data})
+    path = make_tar(tmp_path / "0.tar", members)
+    ours = our_keys(path)
+    assert ours == openclip_keys(path)
+    lost = {
+        name: judge(sample).reason for sample in read_samples(str(path), ShardLog()) for name in [sample.key]
+    }
+    assert {name for name, reason in lost.items() if reason is Reason.IMAGE_BOMB} == {
+        "png that is a bomb",
+        "jpg that is a bomb",
+    }
+    damaged = {name for name, reason in lost.items() if reason is Reason.DAMAGED_IMAGE}
+    assert {"png cut", "webp cut", "jpg whose exif is cut"} <= damaged
+    assert {"png that is large", "jpg cmyk", "png of 16 bits", "webp animated", "png animated"} <= set(ours)
+
+
+def test_a_large_image_is_warned_of_in_training_and_a_larger_one_is_lost(make_image):
+    large, bomb = one_bit_png(10_000, 9_000), one_bit_png(20_000, 9_000)
+    with pytest.warns(Image.DecompressionBombWarning, match="90000000 pixels"):
+        verdict = judge(RawSample("a", {"png": large, "txt": b"a"}))
+    assert (verdict.reason, verdict.size) == (None, (10_000, 9_000))
+    verdict = judge(RawSample("a", {"png": bomb, "txt": b"a"}))
+    assert (verdict.reason, verdict.pixels, verdict.size) == (Reason.IMAGE_BOMB, 180_000_000, None)
+    verdict = judge(RawSample("a", {"jpg": make_image(1), "seg.png": bomb, "txt": b"a"}))
+    assert (verdict.reason, verdict.recoverable) == (Reason.IMAGE_BOMB, True)
 
 
 def test_agrees_on_order_and_names(tmp_path, make_sample, make_tar):

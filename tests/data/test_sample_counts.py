@@ -1,6 +1,7 @@
 """Counts: read from small files where they are, written where OpenCLIP looks for them."""
 
 import json
+import os
 
 import pytest
 
@@ -53,6 +54,12 @@ def test_entries_of_other_shards_are_kept_and_of_vanished_ones_dropped(good_set)
 def test_shards_that_were_read_in_part_get_no_entry(good_set):
     write_sizes(check(str(good_set), sample_limit=3))
     assert not (good_set / "sizes.json").exists()
+
+
+def test_shards_that_could_not_be_read_get_no_entry(good_set):
+    os.mkfifo(good_set / "00004.tar")
+    write_sizes(check(f"{good_set}/{{00000..00004}}.tar"))
+    assert list(json.loads((good_set / "sizes.json").read_text())) == [f"0000{n}.tar" for n in range(4)]
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(good_set, monkeypatch):

@@ -20,10 +20,15 @@ def gradients(
     return {key.removeprefix("module."): p.grad for key, p in model.named_parameters()}
 
 
-def main(name: str) -> None:
+def main(names: list[str]) -> None:
     assert openclip_linattn.__version__
     dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
+    for name in names:
+        compare(name, dist.get_rank(), dist.get_world_size())
+    dist.destroy_process_group()
+
+
+def compare(name: str, rank: int, world: int) -> None:
     torch.manual_seed(0)
     images = torch.randn(PAIRS, 3, 48, 48)
     texts = open_clip.get_tokenizer(name)([f"number {i}" for i in range(PAIRS)])
@@ -42,11 +47,10 @@ def main(name: str) -> None:
         # by 2e-5 from float64 in one process too.
         atol = 1e-5 * max(1.0, gradient.abs().max().item())
         torch.testing.assert_close(
-            found[key], gradient, rtol=1e-5, atol=atol, msg=lambda text, key=key: f"{key}: {text}"
+            found[key], gradient, rtol=1e-5, atol=atol, msg=lambda text, key=key: f"{name}, {key}: {text}"
         )
-    print(f"rank {rank} of {world}: equal")
-    dist.destroy_process_group()
+    print(f"{name}, rank {rank} of {world}: equal")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

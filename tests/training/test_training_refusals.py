@@ -1,18 +1,23 @@
 """What cannot train is refused before the model is built, with a sentence and exit status 2."""
 
+import errno
 import json
 import shutil
+import subprocess
+import sys
 import tarfile
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import torch
 from open_clip_train.params import parse_args
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.manifest import Manifest, Plan, machine_facts, model_facts, read_manifest
 from openclip_linattn.registration import model_name
-from openclip_linattn.train import default_name, main, run
+from openclip_linattn.run_record import default_name
+from openclip_linattn.train import main, run
 from openclip_linattn.training_data import csv_rows, is_shards, look_at_validation
 
 
@@ -107,6 +112,75 @@ def test_folders_anywhere_are_translated(flags, shards, monkeypatch):
     assert args.val_data == f"{shards}/test/0.tar"
 
 
+def test_a_list_of_sources_is_translated(flags, shards, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr("openclip_linattn.train.open_clip_main", seen.append)
+    listed = tmp_path / "sources.txt"
+    listed.write_text(f"# all of them\n{shards}\npipe:cat {shards}/00000.tar\n")
+    command = ["--model", "ViT-T32-8-linear", *flags, "--dataset-type", "auto", "--train-data", str(listed)]
+    factors = ["--dataset-resampled", "--train-data-upsampling-factors", "2"]
+    assert run([*command, "--train-num-samples", "160", *factors]) == 0
+    args = parse_args(seen[0])
+    assert args.train_data == f"{shards}/{{00000..00003}}.tar::pipe:cat {shards}/00000.tar"
+    assert (args.dataset_type, args.train_data_upsampling_factors) == ("webdataset", "2::2")
+    facts = read_manifest(tmp_path / "logs" / str(args.name))
+    assert facts["unique_samples_expected"] is None  # of weighted shards it is not known
+
+
+def test_a_table_beside_shards_keeps_its_type(flags, shards, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr("openclip_linattn.train.open_clip_main", seen.append)
+    command = ["--model", "ViT-T32-8-linear", *flags, "--dataset-type", "auto", "--train-data", str(shards)]
+    assert run([*command, "--val-data", str(tmp_path / "val.csv")]) == 0
+    args = parse_args(seen[0])
+    assert (args.dataset_type, args.train_data) == ("auto", f"{shards}/{{00000..00003}}.tar")
+
+
+def test_a_factor_for_each_part_is_asked_for(flags, capsys):
+    assert main(["--model", "ViT-T32-8-linear", *flags, "--train-data-upsampling-factors", "2::1"]) == 2
+    assert "give --dataset-resampled too" in capsys.readouterr().err
+    command = ["--model", "ViT-T32-8-linear", *flags, "--dataset-resampled"]
+    assert main([*command, "--train-data-upsampling-factors", "2::1"]) == 2
+    assert "there are 2 factors for the 1 parts" in capsys.readouterr().err
+
+
+def test_drawing_without_workers_would_repeat_the_first_epoch(flags, monkeypatch):
+    monkeypatch.setattr("openclip_linattn.train.open_clip_main", lambda argv: None)
+    command = ["--model", "ViT-T32-8-linear", *flags, "--workers", "0", "--dataset-resampled"]
+    with pytest.raises(UserError, match="the same shards in every epoch: give --workers 1"):
+        run([*command, "--epochs", "2"])
+    assert run(command) == 0
+
+
+@pytest.mark.parametrize(("processes", "seed"), [(1, 7 + 2), (2, 7)])
+def test_a_table_resumed_by_one_process_gets_another_order(flags, monkeypatch, tmp_path, processes, seed):
+    seen = []
+    monkeypatch.setattr("openclip_linattn.train.open_clip_main", seen.append)
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    checkpoint = tmp_path / "epoch_2.pt"
+    torch.save({"epoch": 2, "state_dict": {}, "optimizer": {}}, checkpoint)
+    table = tmp_path / "table.csv"
+    table.write_text("filepath\ttitle\n" + "a.jpg\tone\n" * 64)
+    command = ["--model", "ViT-T32-8-linear", *flags, "--dataset-type", "csv", "--train-data", str(table)]
+    command += ["--seed", "7", "--epochs", "3"]
+    assert run([*command, "--name", "new"]) == 0
+    assert run([*command, "--name", "resumed", "--resume", str(checkpoint)]) == 0
+    assert [parse_args(argv).seed for argv in seen] == [7, seed]
+
+
+def test_remote_shards_are_opened_by_our_readers(flags, monkeypatch):
+    from webdataset.gopen import gopen_schemes
+
+    seen = []
+    monkeypatch.setattr(
+        "openclip_linattn.train.open_clip_main", lambda argv: seen.append(gopen_schemes["http"])
+    )
+    monkeypatch.setitem(gopen_schemes, "http", None)
+    monkeypatch.setenv("RANK", "1")
+    assert run(["--model", "ViT-T32-8-linear", *flags]) == 0
+    assert seen[0].__module__ == "openclip_linattn.data.remote.readers"
+
+
 @pytest.mark.parametrize("name", ["9.tar", "bare.tar"])
 def test_validation_shards_are_looked_at_before_training(flags, tmp_path, name):
     with tarfile.open(tmp_path / "bare.tar", "w"):
@@ -154,6 +228,13 @@ def test_an_epoch_without_a_step_is_refused(flags, extra, tmp_path):
     assert not (tmp_path / "logs").exists()
 
 
+def test_an_epoch_of_fewer_batches_than_are_accumulated_is_refused(flags, monkeypatch):
+    monkeypatch.setattr("openclip_linattn.train.open_clip_main", lambda argv: None)
+    assert run(["--model", "ViT-T32-8-linear", *flags, "--accum-freq", "4"]) == 0
+    with pytest.raises(UserError, match="128 samples is less than one step of 160"):
+        run(["--model", "ViT-T32-8-linear", *flags, "--accum-freq", "5"])
+
+
 def test_a_run_with_local_logs_is_not_written_over(flags, tmp_path):
     folder = tmp_path / "logs" / "old"
     folder.mkdir(parents=True)
@@ -175,6 +256,70 @@ def test_an_evaluation_leaves_the_record_of_the_training(flags, shards, monkeypa
     assert (facts["status"], "seen" in facts) == ("evaluated", False)
 
 
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_run_that_another_process_is_at_is_left_alone(flags, shards, monkeypatch, tmp_path, evaluates):
+    monkeypatch.setattr("openclip_linattn.train.open_clip_main", lambda argv: None)
+    folder = tmp_path / "logs" / "x"
+    (folder / "checkpoints").mkdir(parents=True)
+    partial = folder / "checkpoints" / ".epoch_1.pt.123.tmp"
+    partial.write_bytes(b"half")
+    command = ["--model", "ViT-T32-8-linear", *flags, "--name", "x", "--resume", "latest"]
+    if evaluates:
+        command += ["--train-data", "", "--val-data", f"{shards}/test/0.tar"]
+    script = (
+        "import sys; from pathlib import Path; from openclip_linattn.run_lock import only_process\n"
+        "with only_process(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    held = [sys.executable, "-c", script, str(folder)]
+    with subprocess.Popen(held, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="another process is at work on the run"):
+            run(command)
+        assert partial.exists()
+        other.kill()
+    assert run(command) == 0
+    assert not partial.exists()
+
+
+def test_a_file_system_without_locks_trains_all_the_same(flags, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("openclip_linattn.train.open_clip_main", lambda argv: None)
+    monkeypatch.setattr("openclip_linattn.run_lock.fcntl.lockf", refuse)
+    assert run(["--model", "ViT-T32-8-linear", *flags, "--name", "x"]) == 0
+
+
+def test_a_folder_of_logs_that_cannot_be_is_a_sentence(flags, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    command = ["--model", "ViT-T32-8-linear", *flags, "--logs", str(tmp_path / "file")]
+    assert main([*command, "--name", "x"]) == 2
+    assert "cannot be written (Not a directory): give --logs a folder" in capsys.readouterr().err
+
+
+def test_a_record_that_cannot_be_closed_hides_no_failure(flags, monkeypatch, tmp_path, capsys):
+    folder = tmp_path / "logs" / "x"
+
+    def fail(argv: list[str]) -> None:
+        (folder / "run.json").unlink()
+        (folder / "run.json").mkdir()
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("openclip_linattn.train.open_clip_main", fail)
+    monkeypatch.setattr("openclip_linattn.interruption.LINGER_SECONDS", 0.0)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        main(["--model", "ViT-T32-8-linear", *flags, "--name", "x"])
+    assert "run.json cannot be written (Is a directory)" in capsys.readouterr().err
+    shutil.rmtree(folder)
+
+    def lose(argv: list[str]) -> None:
+        (folder / "run.json").unlink()
+        (folder / "run.json").mkdir()
+
+    monkeypatch.setattr("openclip_linattn.train.open_clip_main", lose)
+    assert main(["--model", "ViT-T32-8-linear", *flags, "--name", "x"]) == 2
+
+
 def test_other_processes_only_train(flags, monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr("openclip_linattn.train.open_clip_main", seen.append)
@@ -190,10 +335,11 @@ def test_a_run_that_fails_says_so(flags, monkeypatch, tmp_path):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr("openclip_linattn.train.open_clip_main", fail)
+    monkeypatch.setattr("openclip_linattn.interruption.LINGER_SECONDS", 0.0)
     with pytest.raises(RuntimeError, match="out of memory"):
         main(["--model", "ViT-T32-8-linear", *flags, "--name", "x"])
     facts = read_manifest(tmp_path / "logs" / "x")
-    assert facts["status"] == "failed"
+    assert (facts["status"], facts["error"]) == ("failed", "RuntimeError: out of memory")
     assert facts["seen"] == {"epochs": 0, "steps": 0, "samples": 0}
     monkeypatch.setattr("openclip_linattn.train.open_clip_main", lambda argv: -1)
     assert main(["--model", "ViT-T32-8-linear", *flags, "--name", "y"]) == 1

@@ -3,6 +3,8 @@
 import typer
 
 from openclip_linattn.cli.data.check import check_command
+from openclip_linattn.cli.data.clean import clean_command
+from openclip_linattn.cli.data.flags import flags_command
 from openclip_linattn.cli.data.sets import digits_command, shapes_command
 
 app = typer.Typer(
@@ -13,3 +15,5 @@ app = typer.Typer(
 app.command("shapes")(shapes_command)
 app.command("digits")(digits_command)
 app.command("check")(check_command)
+app.command("clean")(clean_command)
+app.command("flags")(flags_command)
