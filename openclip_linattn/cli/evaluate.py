@@ -23,7 +23,11 @@ def evaluate_command(  # noqa: PLR0913  (the parameters are the command's option
     data: Annotated[
         list[str],
         typer.Option(
-            "--data", help="Evaluation set: its folder, or a brace pattern of tars. May be repeated."
+            "--data",
+            metavar="[KIND:]PATH",
+            help="Evaluation set: a folder of class folders, a folder of tars or a brace pattern of tars. KIND "
+            "(imagenet1k, imagenetv2, imagenet21k, folder) says what its classes are where that is not to be "
+            "seen. May be repeated.",
         ),
     ],
     model: Annotated[
@@ -32,8 +36,16 @@ def evaluate_command(  # noqa: PLR0913  (the parameters are the command's option
     label_set: Annotated[
         list[str] | None, typer.Option("--label-set", help="Evaluate only this label set. May be repeated.")
     ] = None,
-    classnames: Annotated[Path | None, typer.Option(help="Class names, one per line, by cls index.")] = None,
-    templates: Annotated[Path | None, typer.Option(help="Templates, one per line, with {c} or {}.")] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(metavar="all|present", help="Over all classes of a layout, or over those with images."),
+    ] = None,
+    classnames: Annotated[
+        Path | None, typer.Option(help="Class names, one per line by class index, or FOLDER<TAB>NAME.")
+    ] = None,
+    templates: Annotated[
+        str | None, typer.Option(help="openai80, simple7, one, or a file: one per line, with {c} or {}.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Images per step.")] = 64,
     workers: Annotated[int | None, typer.Option(help="Processes that decode images.")] = None,
     precision: Annotated[
@@ -52,7 +64,7 @@ def evaluate_command(  # noqa: PLR0913  (the parameters are the command's option
         bool, typer.Option("--again", help="Evaluate also what has a valid row already.")
     ] = False,
 ) -> None:
-    """Zero-shot top-1 and top-5 of checkpoints on webdataset evaluation sets."""
+    """Zero-shot top-1 and top-5 of checkpoints on class folders (ImageNet) and webdataset sets."""
     from openclip_linattn.zeroshot.evaluate import (  # late: --help stays quick
         EvaluationError,
         EvaluationOptions,
@@ -64,6 +76,7 @@ def evaluate_command(  # noqa: PLR0913  (the parameters are the command's option
         options = EvaluationOptions(
             model=model,
             label_sets=tuple(label_set or ()),
+            classes=classes,
             classnames=classnames,
             templates=templates,
             batch_size=batch_size,

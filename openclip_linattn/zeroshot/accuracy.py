@@ -1,59 +1,27 @@
-"""Counts right answers per class."""
+"""Accuracy from predictions: over all images and per class."""
 
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from openclip_linattn.zeroshot.labels import LabelSet
+from openclip_linattn.zeroshot.predictions import Predictions
 
-TOP_K = 5
 
+def accuracy(predictions: Predictions, label_set: LabelSet) -> dict[str, Any]:
+    """Return n, classes, top1, top5 (five classes or more), mean_per_class and per_class [name, n, top1].
 
-class Tally:
-    """Counts, per class, the images and those whose true class is the first, or among the first five.
-
-    Counts are kept by class index. With fewer than five classes there is no top-5.
+    Accuracies are fractions. Counts are kept by class index, for names may repeat. The mean per class is over
+    the classes that have images (balanced accuracy); a class without images has top1 None.
     """
-
-    def __init__(self, label_set: LabelSet) -> None:
-        self.label_set = label_set
-        size = len(label_set.classes)
-        self.images = torch.zeros(size, dtype=torch.int64)
-        self.top1 = torch.zeros(size, dtype=torch.int64)
-        self.top5 = torch.zeros(size, dtype=torch.int64) if size >= TOP_K else None
-
-    def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: logits (B, C) and true class indices (B,), both on the same device."""
-        best = logits.topk(min(TOP_K, logits.shape[1]), dim=1).indices
-        right = best == labels[:, None]
-        self._count(self.images, labels)
-        self._count(self.top1, labels[right[:, 0]])
-        if self.top5 is not None:
-            self._count(self.top5, labels[right.any(dim=1)])
-
-    @staticmethod
-    def _count(counts: Tensor, labels: Tensor) -> None:
-        counts += torch.bincount(labels.cpu(), minlength=len(counts))
-
-    def result(self) -> dict[str, Any]:
-        """Return n, top1, top5 (five classes or more), mean_per_class and per_class [name, n, top1].
-
-        Accuracies are fractions. The mean per class is over the classes that have images (balanced
-        accuracy); a class without images has top1 None.
-        """
-        n = int(self.images.sum())
-        rates = [
-            right / images if images else None
-            for right, images in zip(self.top1.tolist(), self.images.tolist(), strict=True)
-        ]
-        seen = [rate for rate in rates if rate is not None]
-        result: dict[str, Any] = {"n": n, "classes": len(rates), "top1": int(self.top1.sum()) / n}
-        if self.top5 is not None:
-            result["top5"] = int(self.top5.sum()) / n
-        result["mean_per_class"] = sum(seen) / len(seen)
-        result["per_class"] = [
-            [name, images, rate]
-            for name, images, rate in zip(self.label_set.classes, self.images.tolist(), rates, strict=True)
-        ]
-        return result
+    size, n = len(label_set.classes), len(predictions.labels)
+    images = np.bincount(predictions.labels, minlength=size).tolist()
+    hits = np.bincount(predictions.labels[predictions.right], minlength=size).tolist()
+    rates = [right / count if count else None for right, count in zip(hits, images, strict=True)]
+    seen = [rate for rate in rates if rate is not None]
+    result: dict[str, Any] = {"n": n, "classes": size, "top1": sum(hits) / n}
+    if (among_five := predictions.right_in_top5) is not None:
+        result["top5"] = int(among_five.sum()) / n
+    result["mean_per_class"] = sum(seen) / len(seen)
+    result["per_class"] = [list(row) for row in zip(label_set.classes, images, rates, strict=True)]
+    return result

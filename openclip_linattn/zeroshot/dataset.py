@@ -1,125 +1,126 @@
-"""Finds the shards and the label sets of a webdataset evaluation set, and counts its images."""
+"""Opens evaluation sets: class folders or tars, by what is there or by a kind that is named."""
 
 import logging
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.zeroshot.labels import (
-    CLASS_NAMES_FILE,
-    LABEL_SETS_FILE,
-    TEMPLATES_FILE,
-    LabelSet,
-    read_label_sets,
-    read_lines,
-    read_templates,
-)
-from openclip_linattn.zeroshot.shards import check_shard_count, count_samples, find_shards
+from openclip_linattn.zeroshot.folder_sets import open_folder_set
+from openclip_linattn.zeroshot.layouts import KINDS
+from openclip_linattn.zeroshot.sets import EvaluationSet, FolderSet
+from openclip_linattn.zeroshot.shard_sets import IMAGENET_KINDS, open_shard_set
+from openclip_linattn.zeroshot.watching import Watch, unwatched
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class EvaluationSet:
-    """An evaluation set whose shards were counted: `n` samples, each labelled by every label set.
-
-    `name` is the folder's own name (for tables), `source` the full path or pattern (unique).
-    """
-
-    name: str
-    source: str
-    shards: tuple[Path, ...]
-    n: int
-    label_sets: tuple[LabelSet, ...]
+CLASS_CHOICES = ("all", "present")
 
 
 def open_evaluation_set(
     source: str | Path,
     *,
     label_sets: Sequence[str] = (),
+    classes: str | None = None,
     classnames: Path | None = None,
-    templates: Path | None = None,
+    templates: str | Path | None = None,
+    watch: Watch = unwatched,
 ) -> EvaluationSet:
-    """Open `source`: a folder in clip_benchmark's layout, a folder of tars, or a brace pattern of tars.
+    """Open `source`: PATH or KIND:PATH, PATH being a folder of class folders, or a folder or pattern of tars.
 
-    Label sets come from `classnames` (with the cls member), else from label_sets.json, else from
-    classnames.txt; `templates` replaces the templates of them all; `label_sets` keeps those of these names.
-    Only the headers of the tars are read. Raises UserError for a source, a shard count, a label set or a
-    file of names that is wrong, and for a set without images.
+    A kind is one of `layouts.KINDS`; without one a folder of tars is a webdataset, and class folders are
+    what their names show. `classes`, `classnames`, `templates` are as in `open_folder_set` and
+    `open_shard_set`; `label_sets` keeps those of these names. `watch` shows what takes long. Raises
+    UserError for whatever does not fit, with what to do.
     """
-    where, shards = find_shards(str(source))
-    home = _home(shards[0].parent)
-    _refuse_other_tasks(home)
-    if where.is_dir():
-        check_shard_count(shards)
-    chosen = _select(_label_sets(home, classnames, templates), label_sets, source)
-    for label_set in chosen:
-        if label_set.duplicates:
-            logger.warning(
-                "label set %r of %s repeats class names (%s); they count as separate classes",
-                label_set.name, home, ", ".join(label_set.duplicates[:5]),
-            )  # fmt: skip
-    n = sum(count_samples(shard) for shard in shards)
-    if n == 0:
-        raise UserError(f"{source} holds no sample: its {len(shards)} tar(s) are empty")
-    return EvaluationSet(_name(where, home), str(where), tuple(shards), n, tuple(chosen))
-
-
-def _home(folder: Path) -> Path:
-    """Return the folder that holds the class names: that of the tars, else the one above it."""
-    marks = (LABEL_SETS_FILE, CLASS_NAMES_FILE, TEMPLATES_FILE, "dataset_type.txt")
-    for candidate in (folder, folder.parent):
-        if any((candidate / mark).is_file() for mark in marks):
-            return candidate
-    return folder.parent if folder.name == "test" else folder
-
-
-def _name(where: Path, home: Path) -> str:
-    inside = where.relative_to(home).as_posix() if where.is_relative_to(home) else where.name
-    return home.name if inside in (".", "test") else f"{home.name}/{inside}"
-
-
-def _refuse_other_tasks(home: Path) -> None:
-    path = home / "dataset_type.txt"
-    if path.is_file() and (kind := " ".join(read_lines(path)).lower()) != "classification":
-        raise UserError(f"{path} says {kind!r}: only classification sets can be evaluated zero-shot here")
-
-
-def _label_sets(home: Path, classnames: Path | None, templates: Path | None) -> list[LabelSet]:
-    if classnames is None and (home / LABEL_SETS_FILE).is_file():
-        found = read_label_sets(home / LABEL_SETS_FILE)
-        if templates is None:
-            return found
-        replaced = tuple(read_templates(templates))
-        return [LabelSet(each.name, each.classes, replaced, each.fields) for each in found]
-    names = classnames or home / CLASS_NAMES_FILE
-    if not names.is_file():
-        raise UserError(
-            f"no class names: {home} has neither {LABEL_SETS_FILE} nor {CLASS_NAMES_FILE}"
-            if classnames is None
-            else f"{names} does not exist; --classnames needs a text file with one class name per line"
+    kind, place = _split_kind(str(source))
+    if not place:
+        raise UserError(f"the evaluation set {str(source)!r} names no path; give [KIND:]PATH")
+    if _has_tars(place):
+        opened = _open_shards(place, kind, classes, classnames, templates, watch)
+    else:
+        opened = open_folder_set(
+            Path(place).resolve(),
+            kind=kind,
+            classes=classes,
+            classnames=classnames,
+            templates=templates,
+            watch=watch,
         )
-    prompts = templates or home / TEMPLATES_FILE
-    if not prompts.is_file():
+    chosen = _select(opened, label_sets)
+    _report_repeated_names(chosen)
+    return chosen
+
+
+def _split_kind(source: str) -> tuple[str | None, str]:
+    kind, colon, place = source.partition(":")
+    if colon and kind in KINDS:
+        return kind, place
+    if (
+        colon
+        and re.fullmatch(r"[a-z0-9_-]{3,}", kind)
+        and kind != "pipe"
+        and not place.startswith(("//", ":"))
+        and not Path(source).exists()
+    ):
+        raise UserError(f"{source!r}: there is no kind {kind!r}; known are {', '.join(KINDS)}")
+    return None, source
+
+
+def _has_tars(place: str) -> bool:
+    path = Path(place)
+    if not path.is_dir():
+        return True  # a tar or a pattern, or nothing, which is said there
+    return any(next(folder.glob("*.tar"), None) is not None for folder in (path, path / "test"))
+
+
+def _open_shards(
+    place: str,
+    kind: str | None,
+    classes: str | None,
+    classnames: Path | None,
+    templates: str | Path | None,
+    watch: Watch,
+) -> EvaluationSet:
+    if kind is not None and kind not in IMAGENET_KINDS:
         raise UserError(
-            f"no templates: {prompts} does not exist; write one per line there, such as 'a photo of a {{c}}'"
+            f"{kind}:{place} names no folder of class folders; for tars leave {kind}: out and lay "
+            "classnames.txt beside them"
         )
-    return [_from_files(names, prompts)]
+    if classes == "present":
+        raise UserError(
+            f"{place} is a webdataset, whose classes are those of its label sets; leave --classes out"
+        )
+    return open_shard_set(place, kind=kind, classnames=classnames, templates=templates, watch=watch)
 
 
-def _from_files(names: Path, prompts: Path) -> LabelSet:
-    try:
-        return LabelSet(names.stem, tuple(read_lines(names)), tuple(read_templates(prompts)))
-    except UserError as error:
-        if str(error).startswith("label set"):  # what is wrong there is the list of names
-            raise UserError(f"{names}: {error}") from error
-        raise
-
-
-def _select(found: list[LabelSet], wanted: Sequence[str], source: str | Path) -> list[LabelSet]:
-    known = {each.name: each for each in found}
+def _select(opened: EvaluationSet, wanted: Sequence[str]) -> EvaluationSet:
+    names = [each.name for each in opened.label_sets]
     for name in wanted:
-        if name not in known:
-            raise UserError(f"{source} has no label set {name!r}; it has {', '.join(map(repr, known))}")
-    return [each for each in found if not wanted or each.name in wanted]
+        if name not in names:
+            raise UserError(
+                f"{opened.source} has no label set {name!r}; it has {', '.join(map(repr, names))}"
+            )
+    if not wanted:
+        return opened
+    kept = [number for number, name in enumerate(names) if name in wanted]
+    label_sets = tuple(opened.label_sets[number] for number in kept)
+    if isinstance(opened, FolderSet):
+        return replace(
+            opened, label_sets=label_sets, columns=tuple(opened.columns[number] for number in kept)
+        )
+    return replace(opened, label_sets=label_sets)
+
+
+def _report_repeated_names(opened: EvaluationSet) -> None:
+    reported: set[str] = set()
+    for label_set in opened.label_sets:
+        repeated = [name for name in label_set.duplicates if name not in reported]
+        reported.update(repeated)
+        if repeated:
+            more = f" and {len(repeated) - 5} more" if len(repeated) > 5 else ""
+            logger.warning(
+                "label set %r of %s repeats class names (%s%s); they count as separate classes",
+                label_set.name, opened.source, ", ".join(repeated[:5]), more,
+            )  # fmt: skip

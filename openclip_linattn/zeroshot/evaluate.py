@@ -4,22 +4,27 @@ import importlib.metadata
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 
 from openclip_linattn.epochs import recorded_epoch
 from openclip_linattn.errors import UserError
+from openclip_linattn.zeroshot.bars import progress_bars, watch_on
 from openclip_linattn.zeroshot.checkpoints import Checkpoint, CheckpointError, find_checkpoints
-from openclip_linattn.zeroshot.dataset import EvaluationSet, open_evaluation_set
+from openclip_linattn.zeroshot.dataset import open_evaluation_set
+from openclip_linattn.zeroshot.embedding_cache import EmbeddingCache
+from openclip_linattn.zeroshot.embeddings import Classifiers
 from openclip_linattn.zeroshot.labels import LabelSet
 from openclip_linattn.zeroshot.models import check_model_name, choose_device, load_model
 from openclip_linattn.zeroshot.options import EvaluationOptions
 from openclip_linattn.zeroshot.rows import Row, inputs_digest, read_rows, row_key, save_rows, write_json
-from openclip_linattn.zeroshot.score import Classifiers, score
+from openclip_linattn.zeroshot.score import score
+from openclip_linattn.zeroshot.sets import EvaluationSet
 
 __all__ = ["EvaluationError", "EvaluationOptions", "evaluate"]
 
@@ -56,13 +61,13 @@ def evaluate(
     found = find_checkpoints(checkpoints, options.model)
     for checkpoint in found:
         check_model_name(checkpoint.model)
-    sets = _open_sets(data, options)
     _check_output(output)
     device = choose_device(options.device)
-    with _progress(console) as progress:
+    with progress_bars(console) as progress:
+        sets = _open_sets(data, options, progress)
         for each in sets:
             names = ", ".join(label_set.name for label_set in each.label_sets)
-            _say(progress, f"{each.name}: {each.n} images in {len(each.shards)} shard(s); labels: {names}")
+            _say(progress, f"{each.name}: {each.n} images in {each.place}; labels: {names}")
         total = sum(each.n for each in sets) * len(found)
         task = progress.add_task("evaluating", total=total)
         run = _Evaluation(options, device, progress, task)
@@ -151,9 +156,7 @@ class _Evaluation:
                 continue
             self.progress.update(self.task, description=f"{checkpoint.path.name} on {data.name}")
             if classifiers is None:
-                classifiers = Classifiers(
-                    load_model(checkpoint, device=self.device, precision=self.options.precision)
-                )
+                classifiers = self._classifiers(checkpoint)
             results = self._score(classifiers, data, list(missing.values()))
             extra = {"image_size": classifiers.loaded.image_size, "versions": _versions()}
             rows += [
@@ -161,10 +164,16 @@ class _Evaluation:
             ]
         return rows
 
+    def _classifiers(self, checkpoint: Checkpoint) -> Classifiers:
+        loaded = load_model(checkpoint, device=self.device, precision=self.options.precision)
+        cache = EmbeddingCache(checkpoint, precision=self.options.precision, device=self.device)
+        watch = partial(watch_on, self.progress)
+        return Classifiers(loaded, cache=None if self.options.again else cache, watch=watch)
+
     def _score(
         self, classifiers: Classifiers, data: EvaluationSet, label_sets: list[LabelSet]
     ) -> list[dict[str, Any]]:
-        return score(
+        scored = score(
             classifiers,
             data,
             label_sets,
@@ -172,17 +181,25 @@ class _Evaluation:
             workers=self.options.worker_count,
             advance=lambda size: self.progress.advance(self.task, size),
         )
+        return [each.result for each in scored]
 
 
-def _open_sets(data: Sequence[str | Path], options: EvaluationOptions) -> list[EvaluationSet]:
+def _open_sets(
+    data: Sequence[str | Path], options: EvaluationOptions, progress: Progress
+) -> list[EvaluationSet]:
     if not data:
-        raise UserError("no evaluation set was named; give a folder of tars with --data")
+        raise UserError("no evaluation set was named; give a folder of class folders or of tars with --data")
     sets = {}
     for source in data:
         opened = open_evaluation_set(
-            source, label_sets=options.label_sets, classnames=options.classnames, templates=options.templates
+            source,
+            label_sets=options.label_sets,
+            classes=options.classes,
+            classnames=options.classnames,
+            templates=options.templates,
+            watch=partial(watch_on, progress),
         )
-        sets[opened.source] = opened
+        sets[opened.source, opened.label_sets] = opened
     return list(sets.values())
 
 
@@ -223,14 +240,3 @@ def _version(package: str) -> str | None:
 
 def _say(progress: Progress, text: str) -> None:
     progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _progress(console: Console | None) -> Progress:
-    console = console or Console(stderr=True, quiet=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

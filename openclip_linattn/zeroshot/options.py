@@ -7,6 +7,7 @@ from pathlib import Path
 from joblib import cpu_count
 
 from openclip_linattn.errors import UserError
+from openclip_linattn.zeroshot.dataset import CLASS_CHOICES
 
 PRECISIONS = ("fp32", "amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16")
 
@@ -16,16 +17,19 @@ class EvaluationOptions:
     """How to evaluate; raises UserError for a bad number or precision.
 
     model: the model of every checkpoint (default: what its run recorded); label_sets: names to keep
-    (default: all); classnames, templates: files that replace those of the data; workers: processes that
-    decode (default: as many as there are cores, at most 4); precision: one of OpenCLIP's; device: auto,
-    cpu, cuda, ...; save: keep rows beside the checkpoints of a run; again: evaluate also what has a valid
-    row already.
+    (default: all); classes: "all" or "present", over which classes to evaluate class folders (see
+    `open_folder_set`); classnames: a file that replaces the names of the data; templates: openai80, simple7,
+    one or a file, which replaces those of the data; workers: processes that decode (default: as many as
+    there are cores, at most 4); precision: one of OpenCLIP's; device: auto, cpu, cuda, ...; save: keep rows
+    beside the checkpoints of a run; again: evaluate also what has a valid row already, and encode all class
+    names anew.
     """
 
     model: str | None = None
     label_sets: Sequence[str] = ()
+    classes: str | None = None
     classnames: Path | None = None
-    templates: Path | None = None
+    templates: str | Path | None = None
     batch_size: int = 64
     workers: int | None = None
     precision: str = "fp32"
@@ -38,6 +42,8 @@ class EvaluationOptions:
             raise UserError(f"the batch size is {self.batch_size}; it must be at least 1")
         if self.workers is not None and self.workers < 0:
             raise UserError(f"the number of workers is {self.workers}; it must be at least 0")
+        if self.classes is not None and self.classes not in CLASS_CHOICES:
+            raise UserError(f"the classes are {self.classes!r}; they can be {' or '.join(CLASS_CHOICES)}")
         if self.precision not in PRECISIONS:
             raise UserError(f"unknown precision {self.precision!r}; known: {', '.join(PRECISIONS)}")
 

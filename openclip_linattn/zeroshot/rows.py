@@ -12,8 +12,8 @@ from typing import Any
 from openclip_linattn.errors import UserError
 from openclip_linattn.files import write_text
 from openclip_linattn.zeroshot.checkpoints import Checkpoint
-from openclip_linattn.zeroshot.dataset import EvaluationSet
 from openclip_linattn.zeroshot.labels import LabelSet
+from openclip_linattn.zeroshot.sets import EvaluationSet
 
 RESULTS_FILE = "zeroshot.jsonl"
 Row = dict[str, Any]
@@ -24,14 +24,13 @@ def inputs_digest(
 ) -> dict[str, Any]:
     """Return what a row depends on: the checkpoint's size and time, and a digest of everything else.
 
-    A kept row is valid as long as this is equal, so that an overwritten epoch_latest.pt, changed shards,
+    A kept row is valid as long as this is equal, so that an overwritten epoch_latest.pt, changed images,
     templates, settings or another precision are evaluated anew.
     """
     state = checkpoint.path.stat()
-    shards = [(shard.name, shard.stat().st_size, shard.stat().st_mtime_ns) for shard in data.shards]
     labels = (label_set.classes, label_set.templates, label_set.fields)
     settings = sorted(checkpoint.settings.items())
-    text = json.dumps([checkpoint.model, settings, precision, shards, labels], default=str)
+    text = json.dumps([checkpoint.model, settings, precision, data.stamp(), labels], default=str)
     return {
         "checkpoint_size": state.st_size,
         "checkpoint_mtime_ns": state.st_mtime_ns,

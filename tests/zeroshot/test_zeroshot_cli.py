@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import typer
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from openclip_linattn.cli.evaluate import evaluate_command, short_names
@@ -129,3 +130,35 @@ def test_names_are_as_short_as_they_can_be() -> None:
     assert short_names(["/r/checkpoints/c", "/r/c"]) == {"/r/checkpoints/c": "checkpoints/c", "/r/c": "r/c"}
     assert short_names([]) == {}
     assert short_names(["/a/b", "/a/b"]) == {"/a/b": "b"}
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    """Three class folders of two images each."""
+    for number in range(6):
+        path = tmp_path / "pets" / ("cat", "dog", "eel")[number % 3] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 36), (40 * number, 90, 0)).save(path)
+    return tmp_path / "pets"
+
+
+def test_class_folders_are_evaluated(cli: Any, checkpoint: Path, pets: Path) -> None:
+    result = cli(checkpoint, "--data", f"folder:{pets}", "--templates", "simple7", "--json", *PLAIN)
+    assert result.exit_code == 0
+    (row,) = json.loads(result.stdout)
+    assert (row["dataset"], row["label_set"], row["n"], row["classes"]) == ("pets", "folder", 6, 3)
+    assert row["templates"] == 7
+    assert row["per_class"][1][:2] == ["dog", 2]
+    assert "pets: 6 images in 3 class folder(s); labels: folder" in result.stderr
+
+
+def test_an_empty_class_is_refused_unless_told(cli: Any, checkpoint: Path, pets: Path) -> None:
+    (pets / "ape").mkdir()
+    refused = cli(checkpoint, "--data", pets, *PLAIN)
+    assert refused.exit_code == 2
+    assert "1 class folder(s) hold no image, first 'ape'" in refused.stderr
+    result = cli(checkpoint, "--data", pets, "--classes", "present", "--json", *PLAIN)
+    assert json.loads(result.stdout)[0]["classes"] == 3
+    assert "the classes are 'some'; they can be all or present" in (
+        cli(checkpoint, "--data", pets, "--classes", "some", *PLAIN).stderr
+    )

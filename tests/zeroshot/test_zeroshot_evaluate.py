@@ -19,14 +19,15 @@ from PIL import Image
 from torch import Tensor
 
 from openclip_linattn.errors import UserError
+from openclip_linattn.zeroshot import embeddings as embeddings_module
 from openclip_linattn.zeroshot import score as score_module
 from openclip_linattn.zeroshot.checkpoints import find_checkpoints
 from openclip_linattn.zeroshot.dataset import open_evaluation_set
+from openclip_linattn.zeroshot.embeddings import class_embeddings
 from openclip_linattn.zeroshot.evaluate import EvaluationError, EvaluationOptions, evaluate
 from openclip_linattn.zeroshot.labels import LabelSet
 from openclip_linattn.zeroshot.models import LoadedModel, load_model
 from openclip_linattn.zeroshot.reading import DataError
-from openclip_linattn.zeroshot.score import class_embeddings
 
 # OpenCLIP's and clip_benchmark's accuracy turn arrays of one element into numbers.
 NUMPY_SCALAR = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -192,10 +193,10 @@ def test_images_and_shared_class_names_are_encoded_once(
     checkpoint: Path, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, texts = [], []
-    features, embeddings = score_module.image_features, score_module.class_embeddings
+    features, embeddings = score_module.image_features, embeddings_module.class_embeddings
     monkeypatch.setattr(score_module, "image_features", lambda m, x: images.append(len(x)) or features(m, x))
     monkeypatch.setattr(
-        score_module, "class_embeddings", lambda m, x: texts.append(x.name) or embeddings(m, x)
+        embeddings_module, "class_embeddings", lambda m, x, a: texts.append(x.name) or embeddings(m, x, a)
     )
     copy = shutil.copytree(data_folder, tmp_path / "copy")
     evaluate([checkpoint], [data_folder, copy], PLAIN)
