@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,10 @@ def _system_error(error: BaseException | None) -> OSError | None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a rename last through a power cut."""
+    """Makes a rename last through a power cut, where the file system can: FUSE, for one, may refuse for folders."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with suppress(OSError):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

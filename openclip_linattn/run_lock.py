@@ -1,4 +1,7 @@
-"""One process group at a time works in a run's folder."""
+"""One process group at a time works in a run's folder.
+
+The lock is a file beside the folder, for a folder without run.json is no run of ours.
+"""
 
 import fcntl
 from collections.abc import Iterator
@@ -6,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from openclip_linattn.errors import UserError
-
-LOCK = ".lock"
 
 
 @contextmanager
@@ -18,13 +19,13 @@ def only_process(folder: Path) -> Iterator[None]:
     its log and record with those of the first. The system gives the lock back however the process ends, and forked
     data-loader workers do not share it. On a file system without locks nothing is held.
     """
-    path = folder / LOCK
+    path = folder.with_name(f".{folder.name}.lock")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")
     except OSError as error:
         raise UserError(
-            f"{folder} cannot be written ({error.strerror or error}): give --logs a folder that can be written"
+            f"{path} cannot be written ({error.strerror or error}): give --logs a folder that can be written"
         ) from error
     with file:
         try:

@@ -41,9 +41,11 @@ class ReportCache:
 
     def __init__(self, urls: Sequence[str]) -> None:
         folder = local_path(urls[0]).absolute().parent
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
-        self.paths = (folder / NAME, home / "openclip_linattn" / f"{name}.json")
+        self.paths = [folder / NAME]
+        with suppress(RuntimeError):  # a user without a home, as in a container
+            home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+            self.paths.append(home / "openclip_linattn" / f"{name}.json")
 
     def get(self, key: str) -> list[ShardReport] | None:
         """The reports kept under `key`, or None."""

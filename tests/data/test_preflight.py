@@ -300,6 +300,16 @@ def test_the_verdict_goes_to_the_cache_folder_where_the_shards_cannot_be_written
     assert preflight(str(good_set), **ONE, num_samples=40) == first
 
 
+def test_a_user_needs_no_home(good_set, monkeypatch):
+    def homeless() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("openclip_linattn.data.cache.Path.home", homeless)
+    assert preflight(str(good_set), **ONE).checked_samples == 40
+    assert (good_set / NAME).exists()
+
+
 def test_no_warning_of_pillow_escapes(tmp_path, make_tar, make_sample):
     import io
 

@@ -1,7 +1,10 @@
 """Checkpoints are whole or not there, and a full disk costs no older one."""
 
+import errno
 import io
+import os
 import resource
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,6 +72,20 @@ def test_a_full_disk_keeps_the_old_file_and_is_said(tmp_path, room):
         torch.save({"epoch": 2, "state_dict": {"weight": torch.ones(50_000)}}, path)
     assert torch.load(path) == {"epoch": 1}
     assert names(tmp_path) == ["epoch_latest.pt"]
+
+
+def test_a_file_system_that_cannot_sync_folders_saves_all_the_same(tmp_path, monkeypatch):
+    sync = os.fsync
+
+    def files_only(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", files_only)
+    with atomic_saving():
+        torch.save({"epoch": 1}, tmp_path / "epoch_1.pt")
+    assert torch.load(tmp_path / "epoch_1.pt") == {"epoch": 1}
 
 
 def test_what_cannot_be_pickled_is_no_matter_of_the_disk(tmp_path):

@@ -294,7 +294,7 @@ def test_a_folder_of_logs_that_cannot_be_is_a_sentence(flags, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     command = ["--model", "ViT-T32-8-linear", *flags, "--logs", str(tmp_path / "file")]
     assert main([*command, "--name", "x"]) == 2
-    assert "cannot be written (Not a directory): give --logs a folder" in capsys.readouterr().err
+    assert "cannot be written (File exists): give --logs a folder" in capsys.readouterr().err
 
 
 def test_a_record_that_cannot_be_closed_hides_no_failure(flags, monkeypatch, tmp_path, capsys):
