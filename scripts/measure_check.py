@@ -26,7 +26,7 @@ from openclip_linattn.data.reading import ShardLog, read_samples
 from openclip_linattn.data.shard_report import check_shard
 from openclip_linattn.data.verdicts import VerdictStore
 
-SHARDS, PER_SHARD, REPEATS = 8, 1000, 3
+SHARDS, PER_SHARD, REPEATS = 8, 500, 3
 LAION_SHARDS, LAION_SAMPLES = 41_408, 413_000_000
 NODE_CORES = 64
 

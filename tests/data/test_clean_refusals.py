@@ -56,6 +56,8 @@ def test_a_file_is_no_folder(good_set, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="is a file"):
         clean(str(good_set), tmp_path / "file", TENS)
+    with pytest.raises(UserError, match="file is a file"):
+        clean(str(good_set), tmp_path / "file" / "below", TENS)
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -89,6 +91,27 @@ def test_an_output_that_is_gone_is_named(good_set, out):
     (out / "00001.tar").unlink()
     with pytest.raises(UserError, match=r"00001.tar is gone since"):
         clean(str(good_set), out, TENS)
+
+
+def test_an_output_that_was_cut_since_is_noticed(good_set, out):
+    clean(str(good_set), out, TENS)
+    (out / "00001.tar").write_bytes((out / "00001.tar").read_bytes()[:-512])
+    with pytest.raises(UserError, match="its shards have another size since"):
+        clean(str(good_set), out, TENS)
+
+
+def test_work_is_not_given_up_for_a_shard_that_could_not_be_read_at_first(
+    good_set, out, tmp_path, make_sample, make_tar
+):
+    for number in range(4):
+        make_tar(tmp_path / "rated" / f"{number}.tar", make_sample("a", json=b'{"similarity": 0.4}'))
+    source = f"pipe:cat {tmp_path}/late.tar::{tmp_path}/rated"
+    settings = Settings(min_similarity=0.3)
+    with pytest.raises(Unfinished):
+        clean(source, out, settings)
+    (good_set / "00000.tar").rename(tmp_path / "late.tar")
+    account = clean(source, out, settings).account
+    assert (account["out"], account["without_field"]) == (14, {"similarity": 10})
 
 
 def test_a_shard_that_changes_in_the_first_pass_is_judged_again(

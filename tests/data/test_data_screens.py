@@ -121,15 +121,15 @@ def test_large_sets_list_the_shards_with_losses_only(good_set, captionless_set, 
         (many / f"{number:05d}.tar").write_bytes((source / "00000.tar").read_bytes())
     output = run("check", many, "--workers", 1).output
     assert "Only shards with a loss or a fault are listed. A report" in output
+    assert "00030.tar" in output
+    assert "00007.tar" not in output
+    assert "45 of 45 shards" in output
     for number in range(45):
         (many / f"{number:05d}.tar").write_bytes(b"")
     output = run("check", many, "--workers", 1).output
     assert "Only shards with a loss or a fault are listed; the first 40 of 45. A report" in output
     assert "00039.tar" in output
     assert "00040.tar" not in output
-    assert "00030.tar" in output
-    assert "00007.tar" not in output
-    assert "45 of 45 shards" in output
 
 
 def test_a_picture_of_any_shards(good_set, tmp_path):
@@ -157,7 +157,7 @@ def test_no_picture_of_nothing(captionless_set, tmp_path):
 def test_the_data_modules_load_neither_torch_nor_openclip():
     code = (
         "import pkgutil, sys, openclip_linattn.data as data\n"
-        "for module in pkgutil.iter_modules(data.__path__, 'openclip_linattn.data.'):\n"
+        "for module in pkgutil.walk_packages(data.__path__, 'openclip_linattn.data.'):\n"
         "    __import__(module.name)\n"
         "heavy = {'torch', 'open_clip', 'webdataset', 'sklearn'} & set(sys.modules)\n"
         "print(sorted(heavy))\n"

@@ -144,7 +144,7 @@ def _remarks(account: Mapping[str, Any]) -> list[str]:
     for name, count in account["without_field"].items():
         remarks.append(f"{count:,} samples have no {name} in the json, and passed that filter.")
     faults = [
-        f"{fault['shard']} {fault['fault']}; {fault['samples']:,} samples were read."
+        XX
         for fault in account["faults"]
     ]
     remarks += faults[:MAX_FAULTS]

@@ -38,19 +38,17 @@ def assess(sample: RawSample, settings: Settings) -> Finding:
     length, NSFW, similarity, the image's sides. A sample that lacks a filter's field passes that filter.
     """
     verdict = judge(sample)
-    recovered = not verdict.usable
-    if recovered:
-        verdict = judge(_core(sample))
     fields = json_fields(sample) or {}
-    if verdict.reason is not None:
+    if verdict.caption is None or verdict.size is None:  # the image or the caption itself is bad
+        assert verdict.reason is not None
         return Finding(verdict.reason.value, False, False, fields)
     reason = (
-        _caption_reason(sample.members["txt"].decode().strip(), settings)
+        _caption_reason(verdict.caption.strip(), settings)
         or _nsfw_reason(fields, settings)
         or _similarity_reason(fields, settings)
-        or _image_reason(sample, settings)
+        or _image_reason(verdict.size, settings)
     )
-    return Finding(reason, True, recovered, fields)
+    return Finding(reason, True, not verdict.usable, fields)
 
 
 def image_suffix(sample: RawSample) -> str | None:
@@ -85,11 +83,6 @@ def lacks(fields: Mapping[str, Any], name: str) -> bool:
     return _number(fields) is None if name == SIMILARITY else fields.get(name) is None
 
 
-def _core(sample: RawSample) -> RawSample:
-    names = (image_suffix(sample), "txt")
-    return RawSample(sample.key, {name: data for name, data in sample.members.items() if name in names})
-
-
 def _caption_reason(caption: str, settings: Settings) -> str | None:
     if not caption and not settings.keep_empty_captions:
         return EMPTY_CAPTION
@@ -121,10 +114,8 @@ def _number(fields: Mapping[str, Any]) -> float | None:
         return None
 
 
-def _image_reason(sample: RawSample, settings: Settings) -> str | None:
-    if settings.min_side is None and settings.max_aspect is None:
-        return None
-    shorter, longer = sorted(image_size(image_of(sample)))
+def _image_reason(size: tuple[int, int], settings: Settings) -> str | None:
+    shorter, longer = sorted(size)
     if settings.min_side is not None and shorter < settings.min_side:
         return f"shorter side under {settings.min_side} px"
     if settings.max_aspect is not None and longer > settings.max_aspect * shorter:

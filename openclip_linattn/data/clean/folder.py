@@ -109,8 +109,9 @@ def claim(out: Path, call: Mapping[str, Any]) -> Iterator[Folder]:
 
 
 def _check_place(out: Path, urls: Sequence[str]) -> None:
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file: give a folder to clean into.")
+    there = next(place for place in (out, *out.parents) if place.exists())
+    if not there.is_dir():
+        raise UserError(f"{there} is a file: give a folder to clean into.")
     resolved = out.resolve()
     inputs = {local_path(url).parent.resolve() for url in urls if scheme_of(url) == "local"}
     for place in inputs & {resolved, *resolved.parents}:
@@ -120,7 +121,7 @@ def _check_place(out: Path, urls: Sequence[str]) -> None:
 
 def _check_same(folder: Folder, call: Mapping[str, Any]) -> None:
     old = read_json(folder.settings)
-    if old["version"] != call["version"]:
+    if old.get("version") != call["version"]:
         raise UserError(f"{folder.out} was begun by another version of this command: {_REMEDY}.")
     if old["shards"] != call["shards"]:
         raise UserError(

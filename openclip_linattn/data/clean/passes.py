@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -63,16 +64,8 @@ def second_pass(
     records = {number: found for number in numbers if (found := read_record(folder, number, sealed.digest))}
     pending = [number for number in numbers if number not in records]
     _check_room(folder, sealed, records, len(pending))
-    runs = list(
-        plan_runs(
-            folder,
-            sealed,
-            settings.resize,
-            bounds,
-            pending,
-            longest_run(len(pending), len(numbers), sealed, workers),
-        )
-    )
+    longest = longest_run(len(pending), len(numbers), sealed, workers)
+    runs = list(plan_runs(folder, sealed, settings.resize, bounds, pending, longest))
     with stage("Writing", len(numbers)) as advance:
         advance(len(records))
 
@@ -100,6 +93,8 @@ def _check_fields(folder: Folder, tasks: Sequence[PlanTask]) -> None:
 
     Only so many shards are tried: what cannot be read, or has no usable sample, may be the whole input.
     """
+    if len(os.listdir(tasks[0].path.parent)) > MAX_TRIED:  # noqa: PTH208 - the names alone
+        return  # the pass has begun: its work is not to be given up for a shard that could not be read then
     needed = list(tasks[0].settings.fields())
     for task in tasks[:MAX_TRIED] if needed else ():
         with suppress(Unfinished):

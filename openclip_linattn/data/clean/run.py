@@ -82,17 +82,18 @@ def _absolute(url: str) -> str:
 def _found(folder: Folder) -> Cleaned:
     """The result of an earlier call; raises UserError where its input or output is no longer the same."""
     folder.tidy()
-    gone = [name for name in read_json(folder.out / SIZES) if not (folder.out / name).exists()]
-    if gone:
-        raise UserError(
-            f"{folder.out} was complete, and {gone[0]} is gone since: delete the folder, and clean again."
-        )
+    account = read_json(folder.account)
+    tars = [folder.tar(number) for number in range(account["output_shards"])]
+    gone = next((tar.name for tar in tars if not tar.exists()), None)
+    if gone is not None or sum(tar.stat().st_size for tar in tars) != account["output_bytes"]:
+        what = f"{gone} is gone" if gone is not None else "its shards have another size"
+        raise UserError(f"{folder.out} was complete, and {what} since: delete the folder, and clean again.")
     for shard in read_sealed(folder.sealed).shards:
         if scheme_of(shard.url) == "local" and changed(shard.url, shard.identity):
             raise UserError(
                 f"{folder.out} is complete, but {shard.url} has changed since: delete the folder, and clean again."
             )
-    return Cleaned(read_json(folder.account), already_complete=True)
+    return Cleaned(account, already_complete=True)
 
 
 def _finish(
