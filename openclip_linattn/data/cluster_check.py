@@ -22,6 +22,8 @@ from openclip_linattn.errors import UserError
 if TYPE_CHECKING:
     from submitit import AutoExecutor, Job
 
+logger = logging.getLogger(__name__)
+
 POLL = 2.0  # seconds between two looks at the store
 LOOK = 30.0  # seconds between two looks at SLURM's queue
 DEFAULTS = {"name": "data-check", "timeout_min": 720, "cpus_per_task": 8}
@@ -45,6 +47,7 @@ class ClusterReader:
         self.logs = store.folder.absolute() / f"tasks-{uuid4().hex[:8]}"
         self._executor = _executor(self.logs, options)
         self._next_look = time.monotonic() + LOOK
+        self._told = ""
 
     def __call__(self, urls: Sequence[str]) -> Iterator[ShardReport]:
         """Yield reports as the tasks write them; those of shards that could not be read come last.
@@ -91,7 +94,18 @@ class ClusterReader:
         if self._executor.cluster != "slurm" or time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + LOOK
-        return not _in_queue({job.job_id.partition("_")[0] for job in jobs})
+        queue = _queue({job.job_id.partition("_")[0] for job in jobs})
+        self._say_why_waiting(queue or [])
+        return queue == []
+
+    def _say_why_waiting(self, queue: Sequence[str]) -> None:
+        """Where no task has begun, log SLURM's reason, once: some never pass, such as more CPUs than a node has."""
+        reasons = ", ".join(sorted({line.partition(" ")[2] for line in queue}))
+        if queue and all(line.startswith("PENDING") for line in queue) and reasons != self._told:
+            self._told = reasons
+            logger.warning(
+                "The tasks wait in SLURM's queue (%s); their options are those of --slurm.", reasons
+            )
 
     def _unsettled(self, job: Job[Any]) -> list[ShardReport]:
         error = job.exception() if job.done() else None
@@ -153,16 +167,16 @@ def _number(value: str) -> str | int:
     return int(value) if value.isdecimal() else value
 
 
-def _in_queue(arrays: set[str]) -> bool:
-    """Whether SLURM still has a task of these arrays, or does not answer now."""
-    command = ["squeue", "--noheader", "--jobs", ",".join(sorted(arrays))]
+def _queue(arrays: set[str]) -> list[str] | None:
+    """State and reason of the tasks of these arrays that SLURM still has; None where it does not answer now."""
+    command = ["squeue", "--noheader", "--format=%T %r", "--jobs", ",".join(sorted(arrays))]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
-        return True
+        return None
     if answer.returncode:
-        return "Invalid job id" not in answer.stderr
-    return bool(answer.stdout.strip())
+        return [] if "Invalid job id" in answer.stderr else None
+    return answer.stdout.strip().splitlines()
 
 
 def _reason(error: BaseException) -> str:

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from openclip_scaling.analysis import Analysis, Settings, analyse
+from openclip_scaling.analysis import Analysis
 from openclip_scaling.compare import Comparison, SlopeTest, compare_groups, equal_slopes_test
+from openclip_scaling.coverage_screen import coverage_command
 from openclip_scaling.errors import UserError
-from openclip_scaling.markdown import bounds, verdicts, with_interval
+from openclip_scaling.markdown import bounds, fits_rows, scale_text, verdicts
 from openclip_scaling.options import with_settings
 from openclip_scaling.plot import FORMATS, curves_figure, save_figure, scaling_figure
-from openclip_scaling.points import selection_named
-from openclip_scaling.report import (
-    comparison_dict,
-    default_metrics,
-    json_ready,
-    predictions,
-    records,
-    slug,
-    write_report,
+from openclip_scaling.predict_screen import predict_command
+from openclip_scaling.report import comparison_dict, default_metrics, records, slug, write_report
+from openclip_scaling.runs import Collection, collect, grouped, save
+from openclip_scaling.screens import (
+    AsJson,
+    Sources,
+    analysed,
+    print_json,
+    print_notices,
+    read,
+    stderr,
+    stdout,
+    table_of,
 )
-from openclip_scaling.runs import Collection, collect, grouped, load, save
+from openclip_scaling.selections import selection_named
+from openclip_scaling.settings import Settings
+from openclip_scaling.surface_plot import surface_figure
 
 app = typer.Typer(
     help="Scaling laws from OpenCLIP runs or any CSV table. FLOP = 2 x MAC; training FLOP = 3 x forward.",
@@ -37,11 +41,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-Sources = Annotated[
-    list[Path], typer.Argument(help="A CSV table, or run folders, or folders that hold runs.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else there.")]
-_WIDE = 160  # columns where stdout is not a terminal
+app.command("predict")(predict_command)
+app.command("coverage")(coverage_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments))
     except UserError as error:
-        _stderr().print(f"Error: {error}", soft_wrap=True)
+        stderr().print(f"Error: {error}", soft_wrap=True)
         sys.exit(2)
 
 
@@ -62,11 +63,11 @@ def collect_command(
     as_json: AsJson = False,
 ) -> None:
     """Read run folders into one table of checkpoints; runs, loss curves and notices are written beside it."""
-    with _stderr().status("reading runs"):
+    with stderr().status("reading runs"):
         collection = collect(runs)
     files = save(collection, output) if output else []
     if as_json:
-        _print_json(
+        print_json(
             {
                 "checkpoints": records(collection.checkpoints),
                 "runs": records(collection.runs),
@@ -75,78 +76,49 @@ def collect_command(
             }
         )
     else:
-        _stdout().print(_runs_table(collection))
-    _print_notices(grouped(collection.notices))
+        stdout().print(_runs_table(collection))
+    print_notices(grouped(collection.notices))
 
 
 @app.command("fit")
 @with_settings()
 def fit_command(sources: Sources, settings: Settings, as_json: AsJson = False) -> None:
     """Fit scaling laws to every group, with intervals from resampled runs."""
-    analysis = _analyse(_load(sources), settings)
+    analysis = analysed(read(sources), settings)
     if as_json:
-        _print_json({"metric": settings.metric, "x": settings.x, "fits": [item.as_dict() for item in
+        print_json({"metric": settings.metric, "x": settings.x, "fits": [item.as_dict() for item in
         analysis.fits],
                      "notices": analysis.notices})  # fmt: skip
     else:
-        _stdout().print(_fits_table(analysis))
-        _print_notices(analysis.remarks)
+        stdout().print(_fits_table(analysis))
+        print_notices(analysis.remarks)
 
 
 @app.command("compare")
 @with_settings()
 def compare_command(sources: Sources, settings: Settings, as_json: AsJson = False) -> None:
     """Compare the exponents of every pair of groups."""
-    analysis = _analyse(_load(sources), settings)
+    analysis = analysed(read(sources), settings)
     comparisons = [item for law in settings.laws for item in compare_groups(_boots(analysis, law))]
     if not comparisons:
         raise UserError(f"There is one group only ({analysis.fits[0].group}); a comparison needs two.")
     slopes = _slopes(analysis)
     if as_json:
         test = None if slopes is None else {"F": slopes.f, "df": slopes.degrees, "p": slopes.p}
-        _print_json({"metric": settings.metric, "x": settings.x, "equal_slopes_test": test,
+        print_json({"metric": settings.metric, "x": settings.x, "equal_slopes_test": test,
                      "comparisons": [comparison_dict(item) for item in comparisons],
                      "notices": analysis.notices})  # fmt: skip
         return
-    _stdout().print(_comparison_table(comparisons))
+    stdout().print(_comparison_table(comparisons))
     for text in verdicts(comparisons):
-        _stdout().print(text, soft_wrap=True)
+        stdout().print(text, soft_wrap=True)
     if slopes is not None:
-        _stdout().print(
+        stdout().print(
             f"Equal slopes (power law, points taken as independent): F{slopes.degrees} = {slopes.f:.3f}, "
             f"p = {slopes.p:.4f}; checkpoints of one run make this p too small.",
             soft_wrap=True,
         )
-    _print_notices(analysis.remarks)
-
-
-@app.command("predict")
-@with_settings()
-def predict_command(
-    sources: Sources,
-    settings: Settings,
-    at: Annotated[list[float], typer.Option("--at", help="Scale, in the unit of --x; repeatable.")],
-    as_json: AsJson = False,
-) -> None:
-    """Predict the metric at given scales, with intervals; says how far beyond the points a scale lies."""
-    if not all(math.isfinite(scale) and scale > 0 for scale in at):
-        raise UserError("--at needs positive numbers.")
-    analysis = _analyse(_load(sources), settings)
-    rows = predictions(analysis, at)
-    if as_json:
-        _print_json(
-            {"metric": settings.metric, "x": settings.x, "predictions": rows, "notices": analysis.notices}
-        )
-        return
-    table = Table(title=f"{analysis.metric.label} at {analysis.x_label}")
-    for name in (settings.by, "law", "scale", "predicted [95 %]", "decades beyond the points"):
-        table.add_column(name)
-    for row in rows:
-        interval = bounds(row["interval95"])
-        value = f"{row['predicted']:.4f}{interval}"
-        table.add_row(row["group"], row["law"], f"{row['scale']:.3g}", value, f"{row['decades_beyond']:.2f}")
-    _stdout().print(table)
-    _print_notices(analysis.remarks)
+    print_notices(analysis.remarks)
 
 
 @app.command("plot")
@@ -164,9 +136,10 @@ def plot_command(
     for name in formats or []:
         if name not in FORMATS:
             raise UserError(f"--format {name} is unknown; use {', '.join(FORMATS)}.")
-    collection = _load(sources)
-    analysis = _analyse(collection, settings)
-    figures = {f"{slug(settings.metric)}-{law}": scaling_figure(analysis, law)
+    collection = read(sources)
+    analysis = analysed(collection, settings)
+    figure_of = scaling_figure if len(settings.scales) == 1 else surface_figure
+    figures = {f"{slug(settings.metric)}-{law}": figure_of(analysis, law)
                for law in settings.laws if analysis.by_law(law)}  # fmt: skip
     if not collection.curves.empty and not collection.runs.empty:
         figures["training-loss"] = curves_figure(collection.curves, collection.runs)
@@ -174,11 +147,11 @@ def plot_command(
     for path in paths:
         save_figure(figures[path.stem], path)
     if as_json:
-        _print_json({"files": [str(path) for path in paths], "notices": analysis.notices})
+        print_json({"files": [str(path) for path in paths], "notices": analysis.notices})
     else:
         for path in paths:
-            _stdout().print(str(path), soft_wrap=True)
-        _print_notices(analysis.notices)
+            stdout().print(str(path), soft_wrap=True)
+        print_notices(analysis.notices)
 
 
 @app.command("report")
@@ -198,29 +171,17 @@ def report_command(
     as_json: AsJson = False,
 ) -> None:
     """Write report.md with fits under both laws, verdicts, pictures, notices and the table of runs."""
-    collection = _load(sources)
-    with _stderr().status("fitting") as status:
+    if len(settings.scales) != 1:
+        raise UserError("The report takes one column of --x; fit, compare, predict and plot take two.")
+    collection = read(sources)
+    with stderr().status("fitting") as status:
         path = write_report(
             output, collection, metrics, settings, lambda text: status.update(f"fitting {text}")
         )
     if as_json:
-        _print_json({"report": str(path), "metrics": metrics or default_metrics(collection)})
+        print_json({"report": str(path), "metrics": metrics or default_metrics(collection)})
     else:
-        _stdout().print(str(path), soft_wrap=True)
-
-
-def _load(sources: Sequence[Path]) -> Collection:
-    files = [source for source in sources if source.is_file()]
-    if not files:
-        return collect(sources)
-    if len(sources) > 1:
-        raise UserError("Give one CSV table, or any number of run folders, but not both.")
-    return load(files[0])
-
-
-def _analyse(collection: Collection, settings: Settings) -> Analysis:
-    with _stderr().status("fitting") as status:
-        return analyse(collection.checkpoints, settings, lambda text: status.update(f"fitting {text}"))
+        stdout().print(str(path), soft_wrap=True)
 
 
 def _boots(analysis: Analysis, law: str) -> dict[str, Any]:
@@ -259,75 +220,38 @@ def _short(value: Any) -> str:
 
 def _fits_table(analysis: Analysis) -> Table:
     settings = analysis.settings
-    table = Table(title=f"{analysis.metric.label} against {analysis.x_label}; points: {settings.points}")
-    for name in (
-        settings.by,
-        "law",
-        "a [95 %]",
-        "b",
-        "E0 [95 %]",
-        "runs",
-        "points",
-        "rmse (ln)",
-        "AIC",
-        "at optimum",
-    ):
-        table.add_column(name)
-    for item in analysis.fits:
-        fit = item.fit
-        table.add_row(
-            item.group,
-            fit.law.formula,
-            with_interval(item, "a"),
-            f"{fit.parameters['b']:.4g}",
-            with_interval(item, "E0"),
-            str(item.boot.runs),
-            str(len(fit.points)),
-            f"{fit.rmse:.2g}",
-            "-" if fit.aic is None else f"{fit.aic:.1f}",
-            f"{fit.starts_at_optimum}/{fit.starts}",
-        )
-    return table
+    heads, rows = fits_rows(analysis)
+    return table_of(
+        f"{analysis.metric.label} against {analysis.x_label}; points: {settings.points}", heads, rows
+    )
 
 
 def _comparison_table(comparisons: Sequence[Comparison]) -> Table:
-    table = Table(
-        title="differences of exponents, and ratio of the predicted metric at the largest common scale"
+    heads = (
+        "law",
+        "first",
+        "second",
+        "exponent",
+        "difference [95 %]",
+        "ratio [95 %]",
+        "at scale",
+        "reliable",
     )
-    for name in ("law", "first", "second", "a difference [95 %]", "ratio [95 %]", "at scale", "reliable"):
-        table.add_column(name)
-    for item in comparisons:
-        table.add_row(
+    rows = [
+        [
             item.law,
             item.first,
             item.second,
+            item.exponent,
             f"{item.difference:+.4f}{bounds(item.interval)}",
             f"{item.ratio:.4f}{bounds(item.ratio_interval)}",
-            f"{item.scale:.3g}",
+            scale_text(item.scale),
             "yes" if item.reliable else "no",
-        )
-    return table
-
-
-def _stdout() -> Console:
-    # Names of runs and metrics may hold brackets, which are not markup.
-    console = Console(markup=False, highlight=False, emoji=False)
-    return (
-        console if console.is_terminal else Console(markup=False, highlight=False, emoji=False, width=_WIDE)
-    )
-
-
-def _stderr() -> Console:
-    return Console(stderr=True, markup=False, highlight=False, emoji=False)
-
-
-def _print_notices(notices: Sequence[str]) -> None:
-    for notice in dict.fromkeys(notices):
-        _stderr().print(f"Note: {notice}", soft_wrap=True)
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(json_ready(value), indent=1, allow_nan=False) + "\n")
+        ]
+        for item in comparisons
+    ]
+    title = "differences of exponents, and ratio of the predicted metric at the largest common scale"
+    return table_of(title, heads, rows)
 
 
 if __name__ == "__main__":

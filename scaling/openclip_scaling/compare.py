@@ -1,9 +1,9 @@
-"""Do two groups scale differently? Differences of exponents with a bootstrap interval, and a verdict."""
+"""Do two groups scale differently? Differences of exponents with an interval over runs, and a verdict."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -11,28 +11,29 @@ import numpy as np
 from scipy import stats
 
 from openclip_scaling.errors import UserError
-from openclip_scaling.laws import Array
+from openclip_scaling.law import Array
 from openclip_scaling.points import Points
-from openclip_scaling.uncertainty import LEVEL, MINIMUM_RUNS, Bootstrap, spread
+from openclip_scaling.uncertainty import LEVEL, MINIMUM_RUNS, Bootstrap
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two groups under one law.
+    """Two groups under one law, by one of its exponents.
 
-    difference is the exponent of `first` minus that of `second`; ratio is the predicted metric of `first`
-    over that of `second` at `scale`, the largest scale that both reached. Intervals are None where either
-    group has none. No correction is made for the number of pairs.
+    difference is the exponent of `first` minus that of `second`; ratio is the predicted metric of `first` over that
+    of `second` at `scale`, the largest that both reached (two numbers for a law of two scales). Intervals are None
+    where either group has none. No correction is made for the number of pairs.
     """
 
     first: str
     second: str
     law: str
+    exponent: str
     difference: float
     interval: tuple[float, float] | None
     ratio: float
     ratio_interval: tuple[float, float] | None
-    scale: float
+    scale: tuple[float, ...]
     runs: tuple[int, int]
     reliable: bool
     verdict: str
@@ -44,57 +45,70 @@ class Comparison:
 
 
 def compare_groups(fits: Mapping[str, Bootstrap]) -> list[Comparison]:
-    """Every pair of groups, in the order given. All must have been fitted with one law."""
-    if len({boot.fit.law.name for boot in fits.values()}) > 1:
+    """Every pair of groups, in the order given, by every exponent. All must have been fitted with one law."""
+    laws = {boot.fit.law.name: boot.fit.law for boot in fits.values()}
+    if len(laws) > 1:
         raise UserError("Only fits of one law can be compared.")
-    return [_compare(first, second, fits) for first, second in combinations(fits, 2)]
+    names = [name for law in laws.values() for name in law.exponents]
+    return [_compare(pair, name, fits) for pair in combinations(fits, 2) for name in names]
 
 
-def _compare(first: str, second: str, fits: Mapping[str, Bootstrap]) -> Comparison:
-    a, b = fits[first], fits[second]
-    difference = a.fit.parameters["a"] - b.fit.parameters["a"]
-    scale = float(min(a.fit.points.x.max(), b.fit.points.x.max()))
-    at = np.array([scale])
-    log_ratio = float(np.log(a.fit.predict(at)[0] / b.fit.predict(at)[0]))
-    interval = log_interval = None
+def _compare(pair: tuple[str, str], exponent: str, fits: Mapping[str, Bootstrap]) -> Comparison:
+    a, b = boots = fits[pair[0]], fits[pair[1]]
+    scale = np.minimum(a.fit.points.x.max(axis=0), b.fit.points.x.max(axis=0))
+    logs = [float(np.log(boot.fit.predict(scale[None])[0])) for boot in boots]
+    values = [boot.fit.parameters[exponent] for boot in boots]
+    interval = ratio_interval = None
     if a.intervals and b.intervals:
-        runs = (a.runs, b.runs)
-        interval = _interval(difference, a.values("a"), b.values("a"), runs)
-        logs = (np.log(a.predictions(at)[:, 0]), np.log(b.predictions(at)[:, 0]))
-        log_interval = _interval(log_ratio, *logs, runs)
-    reliable = a.reliable and b.reliable
+        own = [boot.intervals[exponent] for boot in boots]
+        degrees = [boot.degrees for boot in boots]
+        interval = difference_limits(values, [(one.low, one.high) for one in own], degrees)
+        low, high = difference_limits(logs, [_log_limits(boot, scale) for boot in boots], degrees)
+        ratio_interval = math.exp(low), math.exp(high)
+    difference = values[0] - values[1]
     return Comparison(
-        first=first,
-        second=second,
+        first=pair[0],
+        second=pair[1],
         law=a.fit.law.name,
+        exponent=exponent,
         difference=difference,
         interval=interval,
-        ratio=math.exp(log_ratio),
-        ratio_interval=None
-        if log_interval is None
-        else (math.exp(log_interval[0]), math.exp(log_interval[1])),
-        scale=scale,
+        ratio=math.exp(logs[0] - logs[1]),
+        ratio_interval=ratio_interval,
+        scale=tuple(np.atleast_1d(scale).tolist()),
         runs=(a.runs, b.runs),
-        reliable=reliable,
-        verdict=_verdict(first, second, difference, interval, (a, b)),
+        reliable=a.reliable and b.reliable,
+        verdict=_verdict(pair, exponent, interval, boots),
     )
 
 
-def _interval(estimate: float, first: Array, second: Array, runs: tuple[int, int]) -> tuple[float, float]:
-    """Hull of percentiles of paired independent draws and of a t interval with Welch's degrees of freedom."""
-    n = min(len(first), len(second))
-    # Equal multisets of runs stand side by side in the draws; a fixed shuffle makes the pairs independent.
-    shuffle = np.random.default_rng(0)
-    pairs = shuffle.permutation(first)[:n] - shuffle.permutation(second)[:n]
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(pairs, [tail, 1 - tail])
-    variances = [float(spread(d, r)) ** 2 for d, r in zip((first, second), runs, strict=True)]
-    total = sum(variances)
-    if total == 0:
-        return float(low), float(high)
-    degrees = total**2 / sum(v**2 / (r - 1) for v, r in zip(variances, runs, strict=True))
-    half = float(stats.t.ppf(1 - tail, degrees)) * math.sqrt(total)
-    return min(float(low), estimate - half), max(float(high), estimate + half)
+def _log_limits(boot: Bootstrap, scale: Array) -> tuple[float, float]:
+    low, high = boot.limits(lambda theta: np.log(boot.fit.predict(scale[None], theta))[..., 0])
+    return float(low), float(high)
+
+
+def difference_limits(
+    estimates: Sequence[float], intervals: Sequence[tuple[float, float]], degrees: Sequence[int]
+) -> tuple[float, float]:
+    """The interval of first minus second from their own t intervals, with Welch's degrees of freedom.
+
+    Each side is made of the sides of the two that lead there (Zou and Donner 2008), so that what widens one of the
+    intervals, such as a floor that is not known, widens the difference.
+    """
+    (first, second), ((low1, high1), (low2, high2)) = estimates, intervals
+    down = _together((first - low1, high2 - second), degrees)
+    up = _together((high1 - first, second - low2), degrees)
+    return first - second - down, first - second + up
+
+
+def _together(sides: Sequence[float], degrees: Sequence[int]) -> float:
+    """One side of a t interval for a sum, from those of its two parts."""
+    tail = (1 + LEVEL) / 2
+    variances = [(side / float(stats.t.ppf(tail, d))) ** 2 for side, d in zip(sides, degrees, strict=True)]
+    total, spread = sum(variances), sum(v**2 / d for v, d in zip(variances, degrees, strict=True))
+    if not (math.isfinite(total) and spread > 0):
+        return math.hypot(*sides)
+    return float(stats.t.ppf(tail, total**2 / spread)) * math.sqrt(total)
 
 
 def _excludes(interval: tuple[float, float] | None, value: float) -> bool:
@@ -102,18 +116,20 @@ def _excludes(interval: tuple[float, float] | None, value: float) -> bool:
 
 
 def _verdict(
-    first: str,
-    second: str,
-    difference: float,
+    names: tuple[str, str],
+    exponent: str,
     interval: tuple[float, float] | None,
     boots: tuple[Bootstrap, Bootstrap],
 ) -> str:
-    pair, runs = f"{first} and {second}", _runs(boots)
-    named = list(zip((first, second), boots, strict=True))
+    pair, runs = " and ".join(names), _runs(boots)
+    law = boots[0].fit.law
+    if len(law.exponents) > 1:
+        pair += f" ({exponent})"
+    named = list(zip(names, boots, strict=True))
     bare = [name for name, boot in named if not boot.intervals]
     if bare or interval is None:
         return f"{pair}: no verdict with {runs}; no interval for {' and '.join(bare)}."
-    unclear = [name for name, boot in named if not boot.intervals["a"].identified]
+    unclear = [name for name, boot in named if not boot.intervals[exponent].identified]
     form = "exponents of {} are" if len(unclear) > 1 else "exponent of {} is"
     unclear_text = f"the {form.format(' and '.join(unclear))} not identified" if unclear else ""
     differ = _excludes(interval, 0.0)
@@ -126,9 +142,9 @@ def _verdict(
     if unclear:
         return f"{pair}: no verdict; {unclear_text}."
     if differ:
-        low, high = (first, second) if difference < 0 else (second, first)
-        rising = all(boot.fit.parameters["a"] > 0 for boot in boots)
-        how = f"{high} rises faster" if rising else f"{low} falls faster"
+        slopes = [law.rising * boot.fit.parameters[exponent] for boot in boots]
+        low, high = names if slopes[0] < slopes[1] else names[::-1]
+        how = f"{high} rises faster" if min(slopes) > 0 else f"{low} falls faster"
         return f"{pair}: different; {how} with scale ({runs})."
     return f"{pair}: not distinguishable with {runs}."
 
@@ -160,6 +176,8 @@ def equal_slopes_test(groups: Mapping[str, Points]) -> SlopeTest:
     products, squares, own = 0.0, 0.0, 0.0
     within, points = 0.0, 0
     for group in groups.values():
+        if group.scales > 1:
+            raise UserError("The test of slopes takes points of one scale.")
         u, v = np.log(group.x), np.log(group.y)
         u, v = u - u.mean(), v - v.mean()
         sxx, sxy, syy = float(u @ u), float(u @ v), float(v @ v)

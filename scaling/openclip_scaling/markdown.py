@@ -47,20 +47,26 @@ def comparisons_table(comparisons: Sequence[Comparison], analysis: Analysis) -> 
         "Differences, first minus second; ratio of the fitted metric, first over second, at the largest "
         f"{analysis.x_label} that both reached:",
         "",
-        "| first, second | law | difference of a [95 %] | ratio [95 %] | at | verdict |",
-        "|---|---|---|---|---|---|",
+        "| first, second | law | exponent | difference [95 %] | ratio [95 %] | at | verdict |",
+        "|---|---|---|---|---|---|---|",
     ]
     for item in comparisons:
         cells = [
             f"{item.first}, {item.second}",
             item.law,
+            item.exponent,
             f"{item.difference:+.4f}{bounds(item.interval)}",
             f"{item.ratio:.3f}{bounds(item.ratio_interval, digits=3)}",
-            f"{item.scale:.3g}",
+            scale_text(item.scale),
             item.verdict.removeprefix(f"{item.first} and {item.second}: "),
         ]
         rows.append("| " + " | ".join(map(escaped, cells)) + " |")
     return "\n".join(rows)
+
+
+def scale_text(scale: Sequence[float]) -> str:
+    """A scale, or two, in three digits."""
+    return ", ".join(f"{value:.3g}" for value in scale)
 
 
 def bounds(interval: tuple[float, float] | None, digits: int = 4) -> str:
@@ -70,20 +76,30 @@ def bounds(interval: tuple[float, float] | None, digits: int = 4) -> str:
     return f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
 
 
-def fits_table(analysis: Analysis) -> str:
-    """The fits as a markdown table."""
-    names = (analysis.settings.by, "law", "a [95 %]", "b", "E0 [95 %]", "runs", "points", "AIC", "at optimum")
-    head, rule = f"| {' | '.join(names)} |", "|" + "---|" * len(names)
+def fits_rows(analysis: Analysis) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells of the table of fits: one column for every parameter of any of the laws."""
+    roles = {role.name: role for item in analysis.fits for role in item.fit.law.roles}
+    shown = sorted(roles.values(), key=lambda role: _ORDER.index(role.kind))
+    heads = [role.name if role.kind == "amplitude" else f"{role.name} [95 %]" for role in shown]
     rows = []
     for item in analysis.fits:
         fit = item.fit
-        cells = [
-            escaped(item.group), fit.law.formula, with_interval(item, "a"), f"{fit.parameters['b']:.4g}",
-            with_interval(item, "E0"), str(item.boot.runs), str(len(fit.points)),
-            "" if fit.aic is None else f"{fit.aic:.1f}", f"{fit.starts_at_optimum}/{fit.starts}",
-        ]  # fmt: skip
-        rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join([head, rule, *rows])
+        rows.append(
+            [item.group, fit.law.formula, *(with_interval(item, role.name) for role in shown), str(item.boot.runs),
+             str(len(fit.points)), f"{fit.rmse:.2g}", "-" if fit.aic is None else f"{fit.aic:.1f}",
+             f"{fit.starts_at_optimum}/{fit.starts}"]
+        )  # fmt: skip
+    return [analysis.settings.by, "law", *heads, "runs", "points", "rmse (ln)", "AIC", "at optimum"], rows
+
+
+_ORDER = ("exponent", "amplitude", "shift", "position", "width", "floor")
+
+
+def fits_table(analysis: Analysis) -> str:
+    """The fits as a markdown table."""
+    heads, rows = fits_rows(analysis)
+    head, rule = f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)
+    return "\n".join([head, rule, *("| " + " | ".join(map(escaped, row)) + " |" for row in rows)])
 
 
 def escaped(text: str) -> str:
@@ -92,14 +108,18 @@ def escaped(text: str) -> str:
 
 
 def with_interval(item: GroupFit, name: str) -> str:
-    """A parameter with its interval, or with the word that it is not identified."""
-    if name not in item.fit.parameters:
+    """A parameter with its interval, or with the word that it is not identified; an amplitude has none."""
+    role = next((role for role in item.fit.law.roles if role.name == name), None)
+    if role is None:
         return ""
-    value = f"{item.fit.parameters[name]:.4f}"
+    style = ".4f" if role.kind in ("exponent", "floor") else ".4g"
+    value = f"{item.fit.parameters[name]:{style}}"
+    if role.kind == "amplitude":
+        return value
     interval = item.boot.intervals.get(name)
     if interval is None:
         return f"{value} (no interval)"
-    text = f"{value} [{interval.low:.4f}, {interval.high:.4f}]"
+    text = f"{value} [{interval.low:{style}}, {interval.high:{style}}]"
     return text if interval.identified else f"{text} not identified"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from openclip_scaling.errors import UserError
-from openclip_scaling.laws import Array
+from openclip_scaling.law import Array
 from openclip_scaling.runs import CHECKPOINT_COLUMNS
 
 ERROR_PREFIX = "error:"

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from openclip_scaling.analysis import DEFAULT_DELTA, Settings
 from openclip_scaling.errors import UserError
-from openclip_scaling.laws import LAWS
+from openclip_scaling.laws import BOTH, LAWS
+from openclip_scaling.settings import DEFAULT_DELTA, Settings
 
 _OPTIONS: dict[str, tuple[Any, Any]] = {
     "metric": (
@@ -21,7 +21,12 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         Settings.metric,
     ),
     "x": (
-        Annotated[str, typer.Option("--x", help="Column of the scale; train_flop is in FLOP.")],
+        Annotated[
+            str,
+            typer.Option(
+                "--x", help="Column of the scale, train_flop in FLOP; two, A,B, for chinchilla and tied."
+            ),
+        ],
         Settings.x,
     ),
     "by": (
@@ -29,11 +34,23 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         Settings.by,
     ),
     "law": (
-        Annotated[str, typer.Option("--law", help="power (E = b C^a), saturating (E = E0 + b C^a) or both.")],
+        Annotated[
+            str,
+            typer.Option(
+                "--law",
+                help="both (power and saturating), or one of: "
+                + "; ".join(f"{name}, {law.formula}" for name, law in LAWS.items()),
+            ),
+        ],
         "both",
     ),
     "points": (
-        Annotated[str, typer.Option("--points", help="all, ends (last of each run), frontier or bins.")],
+        Annotated[
+            str,
+            typer.Option(
+                "--points", help="all, ends (last of each run), frontier, hull (its convex part) or bins."
+            ),
+        ],
         Settings.points,
     ),
     "min_samples": (
@@ -49,6 +66,15 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "least_squares": (
         Annotated[bool, typer.Option("--least-squares", help="Least squares in ln E instead of Huber.")],
         False,
+    ),
+    "residuals": (
+        Annotated[
+            str,
+            typer.Option(
+                "--residuals", help="log (of E), log1p (of 1 + E) or raw; --huber is in their unit."
+            ),
+        ],
+        Settings.residuals,
     ),
     "draws": (
         Annotated[int, typer.Option("--draws", help="Resamples of the runs for the intervals.")],
@@ -77,7 +103,7 @@ def settings_from(values: dict[str, Any]) -> Settings:
     law = values.pop("law", "both")
     if law != "both" and law not in LAWS:
         raise UserError(f"--law {law} is unknown; use {', '.join(LAWS)} or both.")
-    laws = tuple(LAWS) if law == "both" else (law,)
+    laws = BOTH if law == "both" else (law,)
     where = tuple(values.pop("where") or ())
     if values.pop("least_squares", False):
         values["delta"] = None

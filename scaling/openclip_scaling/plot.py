@@ -25,12 +25,13 @@ from matplotlib.ticker import (
     ScalarFormatter,
 )
 
-from openclip_scaling.analysis import UNKNOWN, Analysis, GroupFit
+from openclip_scaling.analysis import Analysis, GroupFit
 from openclip_scaling.errors import UserError
 from openclip_scaling.flops import ATTENTION_MACS
 from openclip_scaling.metrics import axis_label, numbers, value_label
 from openclip_scaling.points import Points
 from openclip_scaling.runs import write_atomically
+from openclip_scaling.table import UNKNOWN
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#888888")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
@@ -81,14 +82,14 @@ def scaling_figure(analysis: Analysis, law: str) -> Figure:
         residuals = 100 * np.expm1(item.fit.residuals)
         bottom.plot(item.fit.points.x, residuals, marker, color=color, markersize=4, alpha=0.85, mew=0)
     bottom.axhline(0, color="0.4", linewidth=0.8)
-    _log_axes(top, _values(analysis, fits))
+    log_axes(top, _values(analysis, fits))
     _band_keys(top, fits.values())
     top.set_ylabel(analysis.metric.label)
-    _legend_above(top, title=_formula(next(iter(fits.values()))))
+    _legend_above(top, title=f"${next(iter(fits.values())).fit.law.latex}$")
     bottom.set_ylabel("residual (%)")
     bottom.set_xlabel(analysis.x_label)
     for axes in (top, bottom):
-        _tidy(axes)
+        tidy(axes)
     return figure
 
 
@@ -105,21 +106,22 @@ def _legend_above(axes: Axes, title: str) -> None:
     )
 
 
-def _formula(item: GroupFit) -> str:
-    """The law in mathematical type."""
-    return "$" + item.fit.law.formula.replace("E0", "E_0").replace("b C", r"b\,C") + "$"
-
-
 def legend_label(item: GroupFit) -> str:
-    """Group, exponent and its interval; says where the interval is not to be relied on."""
-    exponent = item.fit.parameters["a"]
-    interval = item.boot.intervals.get("a")
+    """Group, exponents and their intervals; says where the intervals are not to be relied on."""
+    exponents = [_exponent(item, name) for name in item.fit.law.exponents]
+    text = f"{item.group}: {', '.join(exponents)}"
+    shown = item.boot.intervals and not any("not identified" in exponent for exponent in exponents)
+    return f"{text}, {item.boot.runs} runs: not reliable" if shown and not item.boot.reliable else text
+
+
+def _exponent(item: GroupFit, name: str) -> str:
+    text = f"{name} = {item.fit.parameters[name]:.3f}"
+    interval = item.boot.intervals.get(name)
     if interval is None:
-        return f"{item.group}: a = {exponent:.3f} (no interval)"
-    text = f"{item.group}: a = {exponent:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+        return f"{text} (no interval)"
     if not interval.identified:
-        return f"{item.group}: a = {exponent:.3f}, not identified"
-    return text if item.boot.reliable else f"{text}, {item.boot.runs} runs: not reliable"
+        return f"{text}, not identified"
+    return f"{text} [{interval.low:.3f}, {interval.high:.3f}]"
 
 
 def _draw_points(axes: Axes, everything: Points, used: Points, color: str, marker: str) -> None:
@@ -164,7 +166,8 @@ def _values(analysis: Analysis, fits: Mapping[str, GroupFit]) -> np.ndarray:
     return np.concatenate([*points, *(item.fit.predict(item.fit.points.x) for item in fits.values())])
 
 
-def _log_axes(axes: Axes, values: np.ndarray) -> None:
+def log_axes(axes: Axes, values: np.ndarray) -> None:
+    """Logarithmic axes around the values, with plain numbers where they span little more than a decade."""
     axes.set_xscale("log")
     axes.set_yscale("log")
     low, high = float(values.min()), float(values.max())
@@ -174,7 +177,7 @@ def _log_axes(axes: Axes, values: np.ndarray) -> None:
         axes.yaxis.set_major_locator(FixedLocator(plain_ticks(*axes.get_ylim())))
         axes.yaxis.set_major_formatter(ScalarFormatter())
         axes.yaxis.set_minor_formatter(NullFormatter())
-    _log_ticks(axes)
+    log_ticks(axes)
 
 
 def plain_ticks(low: float, high: float) -> list[float]:
@@ -194,7 +197,7 @@ def plain_ticks(low: float, high: float) -> list[float]:
     return sorted(ticks)
 
 
-def _log_ticks(axes: Axes) -> None:
+def log_ticks(axes: Axes) -> None:
     """Labels of a logarithmic x axis that do not run into each other."""
     axes.set_xscale("log")
     low, high = axes.get_xlim()
@@ -214,7 +217,8 @@ def _subs(low: float, high: float, wanted: int) -> Sequence[float]:
     return fine[-1]
 
 
-def _tidy(axes: Axes) -> None:
+def tidy(axes: Axes) -> None:
+    """A light grid and no frame above and at the right."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, which="major", color="0.92", linewidth=0.7)
     axes.set_axisbelow(True)
@@ -305,11 +309,11 @@ def _finish(axes: Axes, x: str, y: str, looks: Iterable[_Look], *, markers: bool
         for line in LINES:
             for size in (size for size, own in sizes.items() if own == line):
                 axes.plot([], [], line, color="0.3", linewidth=1.2, label=size)
-    _log_ticks(axes)
+    log_ticks(axes)
     axes.set_xlabel(axis_label(x))
     axes.set_ylabel(value_label(y))
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    _tidy(axes)
+    tidy(axes)
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:

@@ -1,9 +1,9 @@
-"""How far a floor E0 can go before the fit becomes clearly worse: the profile of the objective over the floor.
+"""How far a floor can go before the fit becomes clearly worse: the profile of the objective over the floor.
 
-Resampled fits often sit on a bound of the floor, in every draw alike, and then say nothing about its
-uncertainty. The profile does: the floor is moved away from its optimum, the rest is fitted again, and the limit
-is where the objective exceeds its optimum by the factor 1 + F / d, with F the quantile of the F distribution with
-1 and d degrees of freedom. d is that of the fit, but no more than the number of runs less one, since the
+A fit that holds its floor at a bound does so without any one of the runs too, and then resampling says nothing about
+its uncertainty. The profile does: the floor is moved away from its optimum, the rest is fitted again, and the
+limit is where the objective exceeds its optimum by the factor 1 + F / d, with F the quantile of the F distribution
+with 1 and d degrees of freedom. d is that of the fit, but no more than the number of runs less one, since the
 checkpoints of one run are not independent.
 """
 
@@ -11,81 +11,54 @@ from __future__ import annotations
 
 import numpy as np
 from scipy import stats
-from scipy.optimize import least_squares
 
 from openclip_scaling.fit import Fit
-from openclip_scaling.laws import Array
+from openclip_scaling.law import Array
+from openclip_scaling.solver import centred_data, solve
 
-_BISECTIONS = 25
+_STEPS = 32
+_ROUNDS = 3  # each divides what is left by _STEPS
 _EXACT = 1e-18  # per point: below this an objective is rounding noise
 
 
-def floor_limits(fit: Fit, runs: int, level: float) -> list[Array]:
-    """theta at the lowest and at the highest floor that the points allow at `level`.
+def floor_limits(fit: Fit, runs: int, level: float) -> Array:
+    """theta at the lowest and at the highest floor that the points allow at `level`, shape (2, parameters).
 
-    For laws with three parameters of which the last is the floor. Empty without degrees of freedom, and for
-    points that the fit meets exactly.
+    Empty for a law without a floor, without degrees of freedom, and for points that the fit meets exactly.
     """
     degrees = min(fit.degrees_of_freedom, runs - 1)
-    if degrees < 1 or len(fit.theta) != 3 or fit.objective < _EXACT * len(fit.points):
-        return []
+    if degrees < 1 or fit.law.floor is None or fit.objective < _EXACT * len(fit.points):
+        return np.empty((0, len(fit.theta)))
     limit = fit.objective * (1 + float(stats.f.ppf(level, 1, degrees)) / degrees)
-    v = np.log(fit.points.y / fit.e0)
-    low, high = fit.law.bounds(v)
+    low, high = fit.law.bounds(np.log(fit.points.y / fit.e0))
     # At the lowest point itself the loss in logs has no finite optimum.
-    return [_limit(fit, edge, limit) for edge in (float(low[2]), float(high[2]) * (1 - 1e-9))]
+    return np.stack([_limit(fit, edge, limit) for edge in (float(low[-1]), float(high[-1]) * (1 - 1e-9))])
 
 
 def _limit(fit: Fit, edge: float, limit: float) -> Array:
-    """theta at the floor nearest to `edge` whose objective stays within `limit`."""
+    """theta at the floor nearest to `edge` up to which the objective stays within `limit`."""
     inside, outside = fit.theta, edge
-    theta, objective = _at_floor(fit, edge, inside)
-    if objective <= limit:
-        return theta
-    for _ in range(_BISECTIONS):
-        middle = (float(inside[2]) + outside) / 2
-        theta, objective = _at_floor(fit, middle, inside)
-        if objective <= limit:
-            inside = theta
-        else:
-            outside = middle
+    for _ in range(_ROUNDS):
+        floors = np.linspace(inside[-1], outside, _STEPS + 1)[1:]
+        thetas, objectives = _at_floors(fit, floors, inside)
+        beyond = np.flatnonzero(objectives > limit)
+        if not len(beyond):
+            return np.asarray(thetas[-1])
+        first = int(beyond[0])
+        inside, outside = (thetas[first - 1] if first else inside), float(floors[first])
     return inside
 
 
-def _at_floor(fit: Fit, floor: float, start: Array) -> tuple[Array, float]:
-    """The best theta with that floor, and its objective."""
-    u, v = np.log(fit.points.x / fit.c0), np.log(fit.points.y / fit.e0)
-    low, high = (bound[:2] for bound in fit.law.bounds(v))
-
-    def whole(rest: Array) -> Array:
-        return np.append(rest, floor)
-
-    def residuals(rest: Array) -> Array:
-        return np.asarray(fit.law.log_predict(whole(rest), u) - v)
-
-    def jacobian(rest: Array) -> Array:
-        return fit.law.jacobian(whole(rest), u)[:, :2]
-
-    ends = [
-        least_squares(
-            residuals,
-            np.clip(first, low + 1e-9, high - 1e-9),
-            jac=jacobian,
-            bounds=(low, high),
-            x_scale="jac",
-            loss="linear" if fit.loss.delta is None else "huber",
-            f_scale=fit.loss.delta or 1.0,
-        ).x
-        for first in (start[:2], _line_above(u, v, floor))
-    ]
-    thetas = [whole(np.asarray(end, dtype=np.float64)) for end in ends]
-    totals = [fit.loss.total(v - fit.law.log_predict(theta, u)) for theta in thetas]
-    best = int(np.argmin(totals))
-    return thetas[best], totals[best]
-
-
-def _line_above(u: Array, v: Array, floor: float) -> Array:
-    """A start: level and slope of the straight line through the logs of what lies above the floor."""
-    above = np.log(np.maximum(np.exp(v) - floor, 1e-9 * np.exp(v)))
-    slope, level = np.polyfit(u, above, 1)
-    return np.array([level, min(slope, -1e-3)])
+def _at_floors(fit: Fit, floors: Array, near: Array) -> tuple[Array, Array]:
+    """The best theta with each of the floors, and its objective."""
+    data = centred_data([fit.points], fit.c0, fit.e0)
+    others = fit.law.starts(data.u[0], data.v[0])[:: max(1, fit.starts // 4)]
+    ends = []
+    for start in (near, *others):
+        starts = np.tile(start, (len(floors), 1))
+        starts[:, -1] = floors
+        ends.append(solve(fit.law, fit.centred_loss, starts, data, held=len(near) - 1))
+    best = np.argmin([objectives for _, objectives in ends], axis=0)
+    rows = np.arange(len(floors))
+    thetas, objectives = (np.stack(part)[best, rows] for part in zip(*ends, strict=True))
+    return thetas, objectives

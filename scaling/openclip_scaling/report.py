@@ -15,8 +15,8 @@ import pandas as pd
 from openclip_scaling.analysis import Analysis, Progress, Settings, analyse
 from openclip_scaling.compare import Comparison, compare_groups
 from openclip_scaling.errors import UserError
-from openclip_scaling.fit import Loss
-from openclip_scaling.laws import LAWS
+from openclip_scaling.laws import BOTH
+from openclip_scaling.loss import Loss
 from openclip_scaling.markdown import cell, comparisons_table, fits_table, summary
 from openclip_scaling.metrics import axis_label, metric_columns, metric_named
 from openclip_scaling.plot import curves_figure, metric_figure, save_figure, scaling_figure
@@ -57,7 +57,8 @@ def comparison_dict(item: Comparison) -> dict[str, Any]:
         "interval95": item.interval,
         "predicted_ratio": item.ratio,
         "ratio_interval95": item.ratio_interval,
-        "scale": item.scale,
+        "exponent": item.exponent,
+        "scale": item.scale[0] if len(item.scale) == 1 else item.scale,
         "runs": item.runs,
         "reliable": item.reliable,
         "distinguishable": item.distinguishable,
@@ -65,20 +66,24 @@ def comparison_dict(item: Comparison) -> dict[str, Any]:
     }
 
 
-def predictions(analysis: Analysis, scales: Sequence[float]) -> list[dict[str, Any]]:
-    """The metric that every fit predicts at every scale, JSON-ready; decades_beyond is 0 among the points."""
+def predictions(analysis: Analysis, scales: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
+    """The metric that every fit predicts at every scale, JSON-ready; decades_beyond is 0 among the points.
+
+    A scale has a number for every column of x; beyond is that of the column which leads furthest.
+    """
+    columns = np.asarray(scales, dtype=np.float64)
+    at = columns[:, 0] if columns.shape[1] == 1 else columns
     rows = []
-    at = np.asarray(scales, dtype=np.float64)
     for item in analysis.fits:
         values, band = item.fit.predict(at), item.boot.band(at)
-        low, high = float(item.fit.points.x.min()), float(item.fit.points.x.max())
+        x = item.fit.points.x.reshape(len(item.fit.points), -1)
+        beyond = np.maximum(np.log10(columns / x.max(axis=0)), np.log10(x.min(axis=0) / columns)).max(axis=1)
         for index, scale in enumerate(at):
-            beyond = max(0.0, float(np.log10(scale / high)), float(np.log10(low / scale)))
             interval = None if band is None else (float(band[0][index]), float(band[1][index]))
             rows.append(
-                {"group": item.group, "law": item.fit.law.name, "scale": float(scale),
-                 "predicted": float(values[index]), "interval95": interval, "decades_beyond": beyond,
-                 "reliable": item.boot.reliable}
+                {"group": item.group, "law": item.fit.law.name, "scale": scale.tolist(),
+                 "predicted": float(values[index]), "interval95": interval,
+                 "decades_beyond": max(0.0, float(beyond[index])), "reliable": item.boot.reliable}
             )  # fmt: skip
     return rows
 
@@ -109,7 +114,7 @@ def write_report(
     for name in names:
         if progress:
             progress(name)
-        wanted = replace(settings, metric=name, laws=tuple(LAWS))
+        wanted = replace(settings, metric=name, laws=BOTH)
         try:
             analysis = analyse(collection.checkpoints, wanted)
         except UserError as error:
@@ -158,13 +163,14 @@ def _head(collection: Collection, settings: Settings, analyses: Sequence[Analysi
 def _reading(settings: Settings) -> str:
     return (
         "## How the numbers were made\n\n"
-        f"Fits in logs by {Loss(settings.delta).name}, points: {settings.points}. Intervals come from "
-        f"{settings.draws} resamples of whole runs, widened by a t interval and, for a law with a floor E0, by the "
-        "profile of the fit over the floor. Not identified: the interval of `a` reaches 0 or is wider than twice "
-        "`a`, or that of E0 covers half of the lowest observed value or more. AIC compares laws on the same points "
-        "(lower is better; checkpoints of one run are not independent, so small differences mean nothing). At "
-        "optimum: how many starts of the optimiser reached the best fit. Training FLOP = 3 x 2 x forward MAC x "
-        "samples seen."
+        f"Fits by {Loss(settings.delta, settings.residuals).name}, points: {settings.points}. Intervals are t "
+        "intervals over whole runs: the jackknife's standard error, and degrees of freedom runs less parameters. "
+        f"Where points are selected by their values they take in the middle of {settings.draws} resamples of the runs, "
+        "and where a floor E0 is held at a bound the profile of the fit over it. Not identified: the interval of `a` "
+        "reaches 0 or is wider than twice `a`, or that of E0 covers half of the lowest observed value or more. AIC "
+        "compares laws on the same points (lower is better; checkpoints of one run are not independent, so small "
+        "differences mean nothing). At optimum: how many starts of the optimiser reached the best fit. Training FLOP = "
+        "3 x 2 x forward MAC x samples seen."
     )
 
 

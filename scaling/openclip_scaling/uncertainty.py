@@ -1,15 +1,19 @@
-"""Intervals by resampling whole runs, and an honest word about what they are worth.
+"""Intervals over runs: what would another set of runs have given?
 
-The checkpoints of one run share its seed, data order and schedule, so runs are drawn with replacement and all
-their checkpoints with them; a selection such as the frontier is made again in every draw.
+The checkpoints of one run share its seed, data order and schedule, so everything here leaves out or draws whole runs,
+and a selection such as the frontier is made again every time.
 
-With few runs the percentile interval of a bootstrap is too narrow: the draws can only mix the runs at hand.
-The interval given here is therefore the hull of the percentile interval and of estimate +- t(G - 1) x s, where
-s is half the central 68 % of the draws times sqrt(G / (G - 1)) for G runs. Where every point is a run of its own
-and the fit is by least squares, the ordinary t interval of the regression is taken in too; for a law with a
-floor, so is its profile (see profile), since resamples that all sit on a bound show no spread. A curve that passes
-through all points has no interval. Below MINIMUM_RUNS even that is no more than a hint, and is marked as not
-reliable.
+The interval is estimate +- t(G - p) s for G runs and p parameters. s is the jackknife's standard error, from the G
+fits that leave one run out; positive parameters and predictions are taken in logs. In simulations of known laws
+(see coverage) this contains the true parameter in 93 to 97 % of cases from 9 runs on, and more often where a floor
+is hardly seen; the percentiles of a bootstrap, which can only mix the runs at hand, give about 90 %.
+
+Two cases need more. The choice of points by their low values is not smooth, so there the interval takes in the
+percentiles of the bootstrap as well. A floor at its bound shows no spread, so there it takes in what the limits of
+its profile give (see profile).
+
+A curve through all points has no interval, and one that needs every single run has none either. Below MINIMUM_RUNS
+even this is no more than a hint, and is marked as not reliable.
 """
 
 from __future__ import annotations
@@ -17,19 +21,22 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
 
 from openclip_scaling.errors import UserError
-from openclip_scaling.fit import Fit, predict_centred, refit
-from openclip_scaling.laws import Array
-from openclip_scaling.points import Points, Selection, all_points
+from openclip_scaling.fit import Fit, enough, refit
+from openclip_scaling.law import Array, Parameter
+from openclip_scaling.points import Points
 from openclip_scaling.profile import floor_limits
+from openclip_scaling.selections import BY_VALUE, Selection, all_points
 
 MINIMUM_RUNS = 5
 LEVEL = 0.95
+_AT_BOUND = 1e-6  # of the lowest value observed
 
 
 @dataclass(frozen=True)
@@ -43,23 +50,33 @@ class Interval:
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Refits of one fit to resampled runs.
+    """Refits of one fit to other sets of runs.
 
-    thetas has shape (draws that could be fitted, parameters), centred like the fit. failed counts the draws
-    with too few different scales. reliable is False below MINIMUM_RUNS runs. intervals is empty for a single
-    run, and where the curve passes through all points.
+    left_out has shape (runs, parameters): each without one run; empty where some run cannot be spared. thetas has
+    shape (draws that could be fitted, parameters): runs drawn with replacement; failed counts the draws with too
+    few different scales. profile has shape (0 or 2, parameters): where the floor is held at a bound, theta at the
+    limits of its profile. All are centred like the fit. reselected says that points were chosen by their values.
+    reliable is False below MINIMUM_RUNS runs. intervals is empty where there is none.
     """
 
     fit: Fit
+    left_out: Array
     thetas: Array
+    profile: Array
     runs: int
     failed: int
     seed: int
+    reselected: bool
     intervals: dict[str, Interval]
 
     @property
     def reliable(self) -> bool:
         return self.runs >= MINIMUM_RUNS and bool(self.intervals)
+
+    @property
+    def degrees(self) -> int:
+        """Degrees of freedom of the t interval: runs among the fitted points less parameters, at least 1."""
+        return max(1, len(self.fit.points.runs) - len(self.fit.law.parameters))
 
     @property
     def notice(self) -> str | None:
@@ -69,57 +86,102 @@ class Bootstrap:
                 return "no interval: one run does not show how runs differ"
             if self.fit.degrees_of_freedom < 1:
                 return "no interval: a curve through all points shows no scatter"
-            return f"no interval: most resamples of {self.runs} runs have too few different scales"
+            return f"no interval: without one of the {self.runs} runs there are too few different scales"
         if not self.reliable:
             return f"the intervals are not reliable with {self.runs} runs (fewer than {MINIMUM_RUNS})"
         return None
 
-    def values(self, name: str) -> Array:
-        """The draws of one parameter of the formula."""
-        fit = self.fit
-        return np.array([fit.law.natural(theta, fit.c0, fit.e0)[name] for theta in self.thetas])
+    def standard_error(self, function: Callable[[Array], Array]) -> Array:
+        """Jackknife standard error of a function of theta, which takes (..., parameters)."""
+        values = function(self.left_out)
+        deviations = values - values.mean(axis=0)
+        return np.asarray(np.sqrt((self.runs - 1) / self.runs * (deviations**2).sum(axis=0)))
 
-    def predictions(self, c: Array) -> Array:
-        """E at the scales c for every draw, shape (draws, scales)."""
-        fit = self.fit
-        return np.array([predict_centred(fit.law, theta, fit.c0, fit.e0, c) for theta in self.thetas])
+    def limits(self, function: Callable[[Array], Array]) -> tuple[Array, Array]:
+        """Bounds of a function of theta at LEVEL. Only where there are intervals."""
+        tail = (1 - LEVEL) / 2
+        estimate = function(self.fit.theta)
+        half = stats.t.ppf(1 - tail, self.degrees) * self.standard_error(function)
+        low, high = estimate - half, estimate + half
+        if self.reselected and len(self.thetas):
+            drawn = np.quantile(function(self.thetas), [tail, 1 - tail], axis=0)
+            low, high = np.minimum(low, drawn[0]), np.maximum(high, drawn[1])
+        for at_limit in function(self.profile):
+            low, high = np.minimum(low, at_limit), np.maximum(high, at_limit)
+        return np.asarray(low), np.asarray(high)
 
-    def band(self, c: Array) -> tuple[Array, Array] | None:
-        """Pointwise interval of E at the scales c, made like the intervals in ln E; None for a single run."""
+    def band(self, c: Array | Sequence[float]) -> tuple[Array, Array] | None:
+        """Pointwise interval of E at the scales c, made in ln E; None where there is none."""
         if not self.intervals:
             return None
-        draws = np.log(self.predictions(c))
-        centre = np.log(self.fit.predict(c))
-        low, high = hull(centre, draws, self.runs)
+        low, high = self.limits(lambda theta: np.log(self.fit.predict(c, theta)))
         with np.errstate(over="ignore"):  # an open interval may end beyond every number
             return np.exp(low), np.exp(high)
+
+    def percentiles(self) -> dict[str, list[float]]:
+        """The middle 95 % of the draws of every parameter: too narrow for an interval, but often published."""
+        if not len(self.thetas):
+            return {}
+        tail = (1 - LEVEL) / 2
+        names = self.fit.law.parameters
+        return {
+            name: np.quantile(self.parameter(name, self.thetas), [tail, 1 - tail]).tolist() for name in names
+        }
+
+    def parameter(self, name: str, thetas: Array) -> Array:
+        """One parameter of the formula at each theta."""
+        fit = self.fit
+        return np.asarray(fit.law.natural(thetas, fit.c0, fit.e0)[..., fit.law.parameters.index(name)])
 
 
 def bootstrap(
     points: Points, fit: Fit, selection: Selection = all_points, draws: int = 1000, seed: int = 0
 ) -> Bootstrap:
-    """Resample the runs of `points` (before selection), select and refit. Raises UserError when draws < 100.
+    """Leave out and resample the runs of `points` (before selection), select and refit.
 
-    The result depends on the seed and the data, not on the order of the rows.
+    Without draws (0) runs are only left out, which is all that intervals need unless points are selected by their
+    values. The result depends on the seed and the data, not on the order of the rows. Raises UserError for draws
+    that are needed and missing, or fewer than 100.
     """
-    if draws < 100:
+    if draws < 100 and (draws or selection in BY_VALUE):
         raise UserError(f"{draws} bootstrap draws are too few for an interval; use at least 100.")
-    names = points.runs
-    rows = {name: [i for i, run in enumerate(points.run) if run == name] for name in names}
-    thetas: list[Array] = []
-    failed = 0
-    for chosen, count in _draws(len(names), draws, seed).items():
-        sample = points.take([row for index in chosen for row in rows[names[index]]])
-        try:
-            theta = refit(selection(sample), fit)
-        except UserError:
-            failed += count
-            continue
-        thetas += [theta] * count
-    array = np.array(thetas).reshape(len(thetas), len(fit.law.parameters))
-    found = Bootstrap(fit, array, len(names), failed, seed, {})
-    usable = len(names) > 1 and fit.degrees_of_freedom > 0 and len(thetas) >= draws / 2
-    return Bootstrap(fit, array, len(names), failed, seed, _intervals(found) if usable else {})
+    rows = list(points.rows_of().values())
+    every = range(len(rows))
+    spared = _selected(points, fit, selection, [[r for j in every if j != i for r in rows[j]] for i in every])
+    complete = len(rows) > 1 and all(spared)
+    drawn = _draws(len(rows), draws, seed)
+    samples = _selected(points, fit, selection, [[r for i in runs for r in rows[i]] for runs in drawn])
+    counts = [count if sample else 0 for count, sample in zip(drawn.values(), samples, strict=True)]
+    thetas = _refits(samples, fit)
+    found = Bootstrap(
+        fit=fit,
+        left_out=_refits(spared if complete else [], fit),
+        thetas=np.repeat(thetas, [count for count in counts if count], axis=0),
+        profile=floor_limits(fit, len(rows), LEVEL) if _floor_held(fit) else np.empty((0, len(fit.theta))),
+        runs=len(rows),
+        failed=draws - sum(counts),
+        seed=seed,
+        reselected=selection in BY_VALUE,
+        intervals={},
+    )
+    shown = complete and fit.degrees_of_freedom > 0
+    return replace(found, intervals=_intervals(found)) if shown else found
+
+
+def _selected(
+    points: Points, fit: Fit, selection: Selection, choices: Sequence[Sequence[int]]
+) -> list[Points | None]:
+    """The points that are selected from each choice of rows; None where they cannot fix the parameters."""
+    found: list[Points | None] = []
+    for rows in choices:
+        selected = selection(points.take(rows)) if rows else None
+        found.append(selected if selected and enough(selected, fit.law) else None)
+    return found
+
+
+def _refits(samples: Sequence[Points | None], fit: Fit) -> Array:
+    usable = [sample for sample in samples if sample]
+    return refit(usable, fit) if usable else np.empty((0, len(fit.theta)))
 
 
 def _draws(runs: int, draws: int, seed: int) -> Counter[tuple[int, ...]]:
@@ -134,66 +196,50 @@ def seed_for(name: str, seed: int) -> int:
     return (zlib.crc32(name.encode()) + seed) % 2**32
 
 
-def hull(centre: Array, draws: Array, runs: int) -> tuple[Array, Array]:
-    """The wider of the percentile and the t interval, along the first axis of draws."""
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(draws, [tail, 1 - tail], axis=0)
-    half = stats.t.ppf(1 - tail, runs - 1) * spread(draws, runs)
-    return np.minimum(low, centre - half), np.maximum(high, centre + half)
-
-
-def spread(draws: Array, runs: int) -> Array:
-    """Standard error from draws of `runs` runs: half their central 68 %, times sqrt(G / (G - 1)).
-
-    Quantiles, because a draw of a few points at nearly one scale can have any exponent, and would rule a
-    standard deviation.
-    """
-    low, high = np.quantile(draws, [0.1587, 0.8413], axis=0)
-    return np.asarray((high - low) / 2 * math.sqrt(runs / (runs - 1)))
-
-
 def _intervals(found: Bootstrap) -> dict[str, Interval]:
     fit = found.fit
+    edges = dict(
+        zip(fit.law.parameters, zip(*fit.law.bounds(np.log(fit.points.y)), strict=True), strict=True)
+    )
     intervals = {}
-    limits = [fit.law.natural(theta, fit.c0, fit.e0) for theta in floor_limits(fit, found.runs, LEVEL)]
-    for name in fit.law.parameters:
-        estimate = fit.parameters[name]
-        draws = found.values(name)
-        if name == "b":  # positive, and over many decades: in logs
-            with np.errstate(over="ignore"):  # infinity is "not identified"
-                low, high = np.exp(hull(np.log(estimate), np.log(draws), found.runs))
-        else:
-            low, high = hull(np.array(estimate), draws, found.runs)
-        low, high = _with_regression(found, name, float(low), float(high))
-        low, high = min([low, *(at[name] for at in limits)]), max([high, *(at[name] for at in limits)])
-        if name == "E0":
-            low, high = max(low, 0.0), min(high, float(fit.points.y.min()))
-        if name == "a" and fit.law.name != "power":
-            high = min(high, 0.0)
-        intervals[name] = Interval(low, high, _identified(fit, name, low, high))
+    for role in fit.law.roles:
+        low, high = _parameter_limits(found, role)
+        if role.kind in ("exponent", "floor"):  # whose bounds are the same in the units of the data
+            low, high = max(low, float(edges[role.name][0])), min(high, float(edges[role.name][1]))
+        intervals[role.name] = Interval(low, high, _identified(fit, role, low, high))
     return intervals
 
 
-def _with_regression(found: Bootstrap, name: str, low: float, high: float) -> tuple[float, float]:
-    """Take in the t interval of the regression where points are independent runs fitted by least squares."""
-    fit = found.fit
-    independent = len(set(fit.points.run)) == len(fit.points)
-    if fit.loss.delta is not None or not independent or fit.standard_errors is None or name == "b":
+def _parameter_limits(found: Bootstrap, role: Parameter) -> tuple[float, float]:
+    def value(theta: Array) -> Array:
+        values = found.parameter(role.name, theta)
+        return np.log(values) if role.logarithmic else values
+
+    low, high = (float(edge) for edge in found.limits(value))
+    if not role.logarithmic:
         return low, high
-    half = stats.t.ppf((1 + LEVEL) / 2, fit.degrees_of_freedom) * fit.standard_errors[name]
-    return min(low, fit.parameters[name] - half), max(high, fit.parameters[name] + half)
+    with np.errstate(over="ignore"):  # infinity is "not identified"
+        return float(np.exp(low)), float(np.exp(high))
 
 
-def _identified(fit: Fit, name: str, low: float, high: float) -> bool:
-    """An exponent is identified when its interval excludes 0 and is narrower than twice its size.
+def _floor_held(fit: Fit) -> bool:
+    """Whether the floor lies on a bound, or so near that the fits without a run may all be there."""
+    if fit.law.floor is None:
+        return False
+    floor, lowest = fit.parameters[fit.law.floor], float(fit.points.y.min())
+    return floor < _AT_BOUND * lowest or lowest - floor < _AT_BOUND * lowest
 
-    A floor is identified when its interval is narrower than half of the lowest observed value; an amplitude
-    when its interval spans less than a factor of 100.
+
+def _identified(fit: Fit, role: Parameter, low: float, high: float) -> bool:
+    """Whether an interval tells something.
+
+    An exponent or a shift: it excludes 0 and is narrower than twice the estimate. A floor: it is narrower than half
+    of the lowest observed value. What is positive: it spans less than a factor of 100.
     """
     if not (math.isfinite(low) and math.isfinite(high)):
         return False
-    if name == "a":
-        return low * high > 0 and high - low < 2 * abs(fit.parameters["a"])
-    if name == "E0":
+    if role.kind == "floor":
         return high - low < 0.5 * float(fit.points.y.min())
-    return low > 0 and high / low < 100
+    if role.logarithmic:
+        return low > 0 and high / low < 100
+    return low * high > 0 and high - low < 2 * abs(fit.parameters[role.name])

@@ -195,22 +195,32 @@ def put_squeue(folder, text, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("answer", "there"),
+    ("answer", "queue"),
     [
-        ("echo 17_0 all data-check R", True),
-        ("true", False),
-        ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", False),
-        ("echo Unable to contact slurm controller >&2; exit 1", True),
+        ("echo RUNNING None", ["RUNNING None"]),
+        ("true", []),
+        ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", []),
+        ("echo Unable to contact slurm controller >&2; exit 1", None),
     ],
 )
-def test_the_queue_is_asked(answer, there, tmp_path, monkeypatch):
-    put_squeue(tmp_path / "bin", f'test "$*" = "--noheader --jobs 17,18" || exit 9\n{answer}', monkeypatch)
-    assert cluster_check._in_queue({"18", "17"}) is there
+def test_the_queue_is_asked(answer, queue, tmp_path, monkeypatch):
+    expected = "--noheader --format=%T %r --jobs 17,18"
+    put_squeue(tmp_path / "bin", f'test "$*" = "{expected}" || exit 9\n{answer}', monkeypatch)
+    assert cluster_check._queue({"18", "17"}) == queue
 
 
 def test_a_queue_that_cannot_be_asked_proves_nothing(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert cluster_check._in_queue({"17"})
+    assert cluster_check._queue({"17"}) is None
+
+
+def test_why_no_task_begins_is_said_once(cluster_reader, caplog):
+    read = cluster_reader(Executor())
+    for queue in (["PENDING Priority", "RUNNING None"], ["PENDING Resources"], ["PENDING Resources"], []):
+        read._say_why_waiting(queue)
+    assert [record.getMessage() for record in caplog.records] == [
+        "The tasks wait in SLURM's queue (Resources); their options are those of --slurm."
+    ]
 
 
 def test_tasks_that_are_gone_without_a_result_are_not_waited_for(cluster_reader, tmp_path, monkeypatch):

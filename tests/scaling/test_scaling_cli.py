@@ -259,7 +259,7 @@ def test_tick_labels_do_not_run_into_each_other(low: float, high: float) -> None
 def test_report_states_differences_with_intervals(ladder: Path, tmp_path: Path) -> None:
     text = write_report(tmp_path, collect([ladder]), settings=Settings(draws=100)).read_text(encoding="utf-8")
     rows = re.findall(
-        r"^\| linear, softmax \| (power|saturating) \| [+-]\d\.\d{4} \[.*\] \| .*\|$", text, re.MULTILINE
+        r"^\| linear, softmax \| (power|saturating) \| a \| [+-]\d\.\d{4} \[.*\] \| .*\|$", text, re.MULTILINE
     )
     assert sorted(rows) == ["power"] * 3 + ["saturating"] * 3
 
@@ -310,7 +310,10 @@ def collect_empty(tmp_path: Path) -> Collection:
     [
         (["fit", "/nowhere"], "is not a folder"),
         (["collect", "/nowhere"], "is not a folder"),
-        (["fit", "{ladder}", "--law", "cubic"], "--law cubic is unknown; use power, saturating or both"),
+        (
+            ["fit", "{ladder}", "--law", "cubic"],
+            "--law cubic is unknown; use power, saturating, offset, broken, chinchilla, tied or",
+        ),
         (["fit", "{ladder}", "--metric", "top9"], "no column 'top9'"),
         (["fit", "{ladder}", "--points", "some"], "Unknown selection 'some'"),
         (["fit", "{ladder}", "--draws", "3"], "at least 100"),
@@ -353,7 +356,7 @@ def test_json_has_no_nan() -> None:
 
 
 def test_help_of_every_command(capsys: Any) -> None:
-    for command in ("collect", "fit", "compare", "predict", "plot", "report"):
+    for command in ("collect", "fit", "compare", "predict", "plot", "report", "coverage"):
         assert run(command, "--help") == 0
         assert "--json" in capsys.readouterr().out
 

@@ -11,9 +11,11 @@ import pytest
 from scipy.optimize import minimize
 
 from openclip_scaling.errors import UserError
-from openclip_scaling.fit import Fit, Loss, fit_law
+from openclip_scaling.fit import Fit, fit_law
 from openclip_scaling.laws import LAWS, law_named
-from openclip_scaling.points import SELECTIONS, Points, selection_named
+from openclip_scaling.loss import SPACES, Loss
+from openclip_scaling.points import Points
+from openclip_scaling.selections import SELECTIONS, selection_named
 
 POWER, SATURATING = LAWS["power"], LAWS["saturating"]
 
@@ -22,11 +24,23 @@ def points(x: Any, y: Any) -> Points:
     return Points(np.asarray(x), np.asarray(y), tuple(f"r{i:03d}" for i in range(len(x))))
 
 
+TRUTHS = {
+    "power": {"a": -0.2, "b": 2e4},
+    "saturating": {"a": -0.3, "b": 2e5, "E0": 1.8},
+    "offset": {"a": -0.3, "b": 2e5, "c": 1e18, "E0": 1.0},
+    "broken": {"c0": 0.05, "c1": 0.25, "b": 60.0, "d1": 1e19, "f1": 0.5, "E0": 0.5},
+    "chinchilla": {"alpha": 0.35, "beta": 0.28, "A": 400.0, "B": 410.0, "E": 1.7},
+    "tied": {"alpha": 0.3, "A": 200.0, "B": 400.0, "E": 1.7},
+}
+
+
 def synthetic(law: str, seed: int, noise: float = 0.005, n: int = 48) -> Points:
     generator = np.random.default_rng(seed)
     x = np.geomspace(1e16, 1e22, n)
-    truth = {"a": -0.2, "b": 2e4} if law == "power" else {"a": -0.3, "b": 2e5, "E0": 1.8}
-    return points(x, LAWS[law].predict(truth, x) * np.exp(noise * generator.normal(size=n)))
+    if LAWS[law].scales == 2:
+        sizes = np.geomspace(1e7, 1e10, -(-n // 4))
+        x = np.array([(size, size * ratio) for size in sizes for ratio in (2, 10, 40, 160)])[:n]
+    return points(x, LAWS[law].predict(TRUTHS[law], x) * np.exp(noise * generator.normal(size=n)))
 
 
 TASKS = ("imagenet1k", "imagenet_robustness", "mscoco_captions", "flickr30k")
@@ -127,7 +141,7 @@ def test_a_small_huber_loss_reaches_its_optimum(seed: int) -> None:
     def objective(theta: np.ndarray) -> float:
         if not 0 < theta[2] < np.exp(v.min()):
             return 1e9
-        return 1e3 * loss.total(v - SATURATING.log_predict(theta, u))
+        return 1e3 * loss.rho(v - SATURATING.log_predict(theta, u)).sum()
 
     best = min(
         minimize(
@@ -137,7 +151,7 @@ def test_a_small_huber_loss_reaches_its_optimum(seed: int) -> None:
         for scale in (0.9, 1.0) for shift in (0.01, 0.05)
     ) / 1e3  # fmt: skip
     assert fit.objective <= best * (1 + 1e-4)
-    assert fit.objective == pytest.approx(loss.total(fit.residuals), rel=1e-9)
+    assert fit.objective == pytest.approx(loss.rho(fit.residuals).sum(), rel=1e-9)
 
 
 def test_huber_ignores_an_outlier_and_squares_do_not() -> None:
@@ -159,12 +173,13 @@ def test_order_of_rows_and_units_do_not_matter(law: str, delta: float | None) ->
     order = np.random.default_rng(0).permutation(len(chosen))
     shuffled = Points(chosen.x[order], chosen.y[order], tuple(chosen.run[i] for i in order))
     assert fit_law(shuffled, LAWS[law], Loss(delta)).parameters == fit.parameters
-    scaled = fit_law(
-        points(chosen.x * 1e-9, chosen.y * 100), LAWS[law], Loss(delta)
-    )  # FLOP to GFLOP, fraction to %
-    assert scaled.parameters["a"] == pytest.approx(fit.parameters["a"], rel=1e-6)
-    if "E0" in fit.parameters:
-        assert scaled.parameters["E0"] == pytest.approx(100 * fit.parameters["E0"], rel=1e-5)
+    # FLOP to GFLOP, fraction to %
+    scaled = fit_law(points(chosen.x * 1e-9, chosen.y * 100), LAWS[law], Loss(delta))
+    for name in LAWS[law].exponents:
+        assert scaled.parameters[name] == pytest.approx(fit.parameters[name], rel=1e-5)
+    if LAWS[law].floor:
+        floor = scaled.parameters[LAWS[law].floor]
+        assert floor == pytest.approx(100 * fit.parameters[LAWS[law].floor], rel=1e-5, abs=1e-8)
     assert scaled.predict(chosen.x * 1e-9) == pytest.approx(100 * fit.predict(chosen.x), rel=1e-6)
 
 
@@ -182,7 +197,7 @@ def test_the_printed_parameters_are_those_of_the_formula(law: str) -> None:
 @pytest.mark.parametrize("law", list(LAWS))
 def test_derivatives(law: str) -> None:
     fit = fit_law(synthetic(law, 2, noise=0.05, n=9), LAWS[law])
-    u = np.log(fit.points.x / fit.c0)
+    u, c0 = fit.centred(fit.points.x), np.array([10.0, 30.0])
     for index in range(len(fit.theta)):
         step = np.zeros_like(fit.theta)
         step[index] = 1e-6
@@ -190,11 +205,9 @@ def test_derivatives(law: str) -> None:
             LAWS[law].log_predict(fit.theta + step, u) - LAWS[law].log_predict(fit.theta - step, u)
         ) / 2e-6
         assert slope == pytest.approx(LAWS[law].jacobian(fit.theta, u)[:, index], rel=1e-5, abs=1e-8)
-        near = [LAWS[law].natural(fit.theta + s * step, 10.0, 2.0) for s in (1, -1)]
-        natural = [(near[0][name] - near[1][name]) / 2e-6 for name in LAWS[law].parameters]
-        assert natural == pytest.approx(
-            LAWS[law].natural_jacobian(fit.theta, 10.0, 2.0)[:, index], rel=1e-5, abs=1e-8
-        )
+        up, down = (LAWS[law].natural(fit.theta + s * step, c0, 2.0) for s in (1, -1))
+        natural = LAWS[law].natural_jacobian(fit.theta, c0, 2.0)
+        assert (up - down) / 2e-6 == pytest.approx(natural[:, index], rel=1e-5, abs=1e-8)
 
 
 def test_a_pure_power_law_has_no_floor() -> None:
@@ -250,10 +263,12 @@ def test_values_without_a_logarithm_are_refused(bad: float, place: str) -> None:
 def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"'pwoer'.*power, saturating"):
         law_named("pwoer")
-    with pytest.raises(UserError, match=r"'last'.*all, ends, frontier, bins"):
+    with pytest.raises(UserError, match=r"'last'.*all, ends, frontier, hull, bins"):
         selection_named("last")
     with pytest.raises(UserError, match="delta"):
         Loss(0.0)
+    with pytest.raises(UserError, match=r"'ratio'.*log, log1p, raw"):
+        Loss(space="ratio")
     with pytest.raises(UserError, match="one value per point"):
         Points(np.array([1.0, 2.0]), np.array([1.0]), ("a", "b"))
 
@@ -267,7 +282,54 @@ def test_selections() -> None:
     assert len(SELECTIONS["all"](chosen)) == 6
     assert SELECTIONS["ends"](chosen).x.tolist() == [100.0, 200.0]
     assert SELECTIONS["frontier"](chosen).y.tolist() == [9.0, 7.0, 6.5, 6.0]
+    assert SELECTIONS["hull"](chosen).y.tolist() == [9.0, 7.0, 6.5, 6.0]
     assert SELECTIONS["bins"](chosen).y.tolist() == [9.0, 6.5, 6.0]  # two of the five bins are empty
+
+
+def test_the_hull_leaves_out_what_a_line_undercuts() -> None:
+    chosen = points([1.0, 10.0, 100.0, 1000.0, 10000.0], [8.0, 6.0, 2.0, 1.9, 2.5])
+    assert SELECTIONS["frontier"](chosen).y.tolist() == [8.0, 6.0, 2.0, 1.9]
+    assert SELECTIONS["hull"](chosen).y.tolist() == [8.0, 2.0, 1.9]
+
+
+def test_selections_of_low_values_take_one_scale() -> None:
+    two = synthetic("chinchilla", 0)
+    assert len(SELECTIONS["all"](two)) == 48
+    with pytest.raises(UserError, match="--points hull needs one scale"):
+        SELECTIONS["hull"](two)
+    with pytest.raises(UserError, match="--points bins needs one scale"):
+        SELECTIONS["bins"](two)
+
+
+def test_a_law_and_its_points_have_the_same_scales() -> None:
+    with pytest.raises(UserError, match="chinchilla needs two scales"):
+        fit_law(synthetic("power", 0), LAWS["chinchilla"])
+    with pytest.raises(UserError, match="power needs one scale"):
+        fit_law(synthetic("tied", 0), POWER)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_exact_data_are_recovered_in_every_space(space: str) -> None:
+    fit = fit_law(synthetic("chinchilla", 0, noise=0), LAWS["chinchilla"], Loss(space=space))
+    assert fit.parameters == pytest.approx(TRUTHS["chinchilla"], rel=1e-5)
+    assert fit.starts_at_optimum == fit.starts
+
+
+def test_raw_residuals_are_in_the_unit_of_the_metric() -> None:
+    chosen = synthetic("saturating", 1, noise=0.05)
+    loss = Loss(0.02, "raw")
+    fit = fit_law(chosen, SATURATING, loss)
+    assert fit.objective == pytest.approx(loss.rho(chosen.y - fit.predict(chosen.x)).sum(), rel=1e-9)
+    percent = fit_law(points(chosen.x, 100 * chosen.y), SATURATING, Loss(2.0, "raw"))
+    assert percent.parameters["a"] == pytest.approx(fit.parameters["a"], rel=1e-6)
+    assert percent.objective == pytest.approx(1e4 * fit.objective, rel=1e-6)
+    logs = fit_law(chosen, SATURATING, Loss(0.02))
+    assert fit.parameters["a"] != pytest.approx(logs.parameters["a"], rel=1e-6)
+
+
+def test_the_broken_law_holds_the_saturating_one() -> None:
+    fit = fit_law(synthetic("saturating", 0, noise=0, n=24), LAWS["broken"])
+    assert fit.rmse < 1e-6
 
 
 def test_parameters_held_by_a_bound_are_named() -> None:
@@ -280,4 +342,4 @@ def test_parameters_held_by_a_bound_are_named() -> None:
     assert any("does not fall on these points" in text for text in rising.notices)
     near = np.geomspace(1e9, 1.5e9, 6)
     step = fit_law(Points(near, np.array([9.0, 1.0, 1.02, 0.98, 1.01, 0.99]), runs), LAWS["saturating"])
-    assert any("ran to its bound" in text for text in step.notices)
+    assert any("a ran to its bound of -20" in text for text in step.notices)

@@ -1,0 +1,203 @@
+"""Extrapolation: held-out runs, and the best split of a budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.optimize import minimize_scalar
+
+from openclip_scaling.analysis import Settings, analyse
+from openclip_scaling.cli import main
+from openclip_scaling.errors import UserError
+from openclip_scaling.fit import fit_law
+from openclip_scaling.holdout import held_out
+from openclip_scaling.laws import LAWS
+from openclip_scaling.optimum import best_split
+from openclip_scaling.points import Points
+from openclip_scaling.surface_plot import surface_figure
+from openclip_scaling.uncertainty import Bootstrap, bootstrap
+
+TRUTH = {"alpha": 0.35, "beta": 0.3, "A": 400.0, "B": 400.0, "E": 1.5}
+
+
+def grid(noise: float = 0.002) -> pd.DataFrame:
+    """Nine model sizes with four checkpoints each."""
+    sizes = np.repeat(np.geomspace(1e7, 1e9, 9), 4)
+    samples = np.tile([1e9, 4e9, 1.6e10, 6.4e10], 9)
+    loss = LAWS["chinchilla"].predict(TRUTH, np.column_stack([sizes, samples]))
+    loss = loss * np.exp(noise * np.random.default_rng(0).normal(size=36))
+    runs = np.repeat([f"run{i}" for i in range(9)], 4)
+    return pd.DataFrame(
+        {"run": runs, "attention": "linear", "parameters": sizes, "samples_seen": samples,
+         "train_flop": sizes * samples, "val_loss": loss, "batch": 64, "val_batch": 64}
+    )  # fmt: skip
+
+
+def resampled(frame: pd.DataFrame, law: str = "chinchilla") -> Bootstrap:
+    points = Points(
+        frame[["parameters", "samples_seen"]].to_numpy(), frame["val_loss"].to_numpy(), tuple(frame["run"])
+    )
+    return bootstrap(points, fit_law(points, LAWS[law]), draws=0)
+
+
+@pytest.mark.parametrize("law", ["chinchilla", "tied"])
+def test_no_other_split_of_the_budget_is_better(law: str) -> None:
+    boot = resampled(grid(), law)
+    found = best_split(boot, budget=6e20, factor=6.0)
+    assert found["first"] * found["second"] == pytest.approx(1e20)
+    search = minimize_scalar(
+        lambda log: boot.fit.predict(np.array([[np.exp(log), 1e20 / np.exp(log)]]))[0],
+        bounds=(np.log(1e6), np.log(1e13)),
+        method="bounded",
+        options={"xatol": 1e-8},
+    )
+    assert np.log(found["first"]) == pytest.approx(search.x, abs=1e-4)
+    assert found["predicted"] == pytest.approx(search.fun, rel=1e-9)
+
+
+def test_intervals_of_the_best_split_hold_the_truth() -> None:
+    found = best_split(resampled(grid()), budget=1e20, factor=1.0)
+    exact = best_split(resampled(grid(noise=0.0)), budget=1e20, factor=1.0)
+    for name in ("first", "second", "predicted", "growth"):
+        low, high = found[f"{name}_interval95"]
+        assert low < exact[name] < high
+        assert low < found[name] < high
+    assert exact["growth"] == pytest.approx(0.3 / 0.65, abs=1e-6)
+    assert found["reliable"]
+
+
+def test_one_scale_cannot_be_split() -> None:
+    points = Points(np.geomspace(1, 100, 6), np.geomspace(3, 1, 6), tuple("abcdef"))
+    boot = bootstrap(points, fit_law(points, LAWS["power"]), draws=0)
+    with pytest.raises(UserError, match="nothing to split; use chinchilla or tied"):
+        best_split(boot, 1e20, 6.0)
+    with pytest.raises(UserError, match="--budget must be a positive number"):
+        best_split(resampled(grid()), -1.0, 6.0)
+
+
+def test_held_out_runs_are_not_in_the_fit() -> None:
+    """Spoiled large runs change their own scores, and nothing that is predicted for them."""
+    settings = Settings(x="parameters,samples_seen", laws=("chinchilla",), draws=100)
+    clean = grid()
+    spoiled = clean.assign(val_loss=clean["val_loss"].where(clean["run"] < "run7", 99.0))
+    (first, _), (second, _) = held_out(clean, settings, 2), held_out(spoiled, settings, 2)
+    assert [row["run"] for row in first] == ["run7", "run8"]
+    assert [row["predicted"] for row in first] == [row["predicted"] for row in second]
+    assert all(abs(row["relative_error"]) < 0.01 for row in first)
+    assert all(row["relative_error"] == pytest.approx(row["predicted"] / 99 - 1) for row in second)
+    assert [row["inside"] for row in second] == [False, False]
+    assert first[-1]["scale"] == [1e9, 6.4e10]
+
+
+def test_the_law_decides_how_well_large_runs_are_predicted() -> None:
+    """Under a floor the saturating law is nearer to the largest runs than the power law."""
+    x = np.geomspace(1e6, 1e12, 24)
+    loss = (1.5 + 200 * x**-0.4) * np.exp(0.001 * np.random.default_rng(0).normal(size=24))
+    frame = pd.DataFrame({"run": [f"r{i:02d}" for i in range(24)], "all": "all", "x": x, "loss": loss})
+    settings = Settings(metric="loss", x="x", by="all", laws=("power", "saturating"), draws=100)
+    rows, notices = held_out(frame, settings, 3)
+    worst = {law: max(abs(r["relative_error"]) for r in rows if r["law"] == law) for law in settings.laws}
+    assert worst["saturating"] < 0.01 < worst["power"]
+    assert len(rows) == 6
+    assert notices == []
+
+
+def test_runs_that_cannot_be_spared_are_a_sentence() -> None:
+    with pytest.raises(UserError, match="9 runs are too few to hold out 9"):
+        held_out(grid(), Settings(draws=100), 9)
+    with pytest.raises(UserError, match="at least 1"):
+        held_out(grid(), Settings(draws=100), 0)
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", *arguments])
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    grid().to_csv(tmp_path / "table.csv", index=False)
+    return str(tmp_path / "table.csv")
+
+
+TWO = ["--x", "parameters,samples_seen", "--law", "chinchilla", "--draws", "100"]
+
+
+def test_predict_at_two_scales(table: str, capsys: Any) -> None:
+    assert run(table, *TWO, "--at", "1e9,1e12", "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["predictions"]
+    truth = float(LAWS["chinchilla"].predict(TRUTH, np.array([1e9, 1e12])))
+    assert row["interval95"][0] < truth < row["interval95"][1]
+    assert row["decades_beyond"] == pytest.approx(np.log10(1e12 / 6.4e10))
+    assert row["scale"] == [1e9, 1e12]
+
+
+def test_predict_for_a_budget_and_held_out_runs(table: str, capsys: Any) -> None:
+    assert run(table, *TWO, "--budget", "1e21", "--flop-factor", "6") == 0
+    printed = capsys.readouterr().out
+    assert "best parameters [95 %]" in printed
+    assert "1e+21" in printed
+    assert run(table, *TWO, "--hold-out", "2") == 0
+    printed = capsys.readouterr().out
+    assert "run7" in printed
+    assert "run8" in printed
+    assert "run6" not in printed
+    assert (
+        run(table, "--law", "power", "--hold-out", "2", "--points", "ends", "--draws", "100", "--json") == 0
+    )
+    rows = json.loads(capsys.readouterr().out)["held_out"]
+    assert [row["run"] for row in rows] == ["run7", "run8"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "one of --at, --hold-out and --budget"),
+        (["--at", "1e9,1e10", "--hold-out", "1"], "one of --at, --hold-out and --budget"),
+        (["--at", "1e9"], "--at 1e9 must be 2 positive numbers"),
+        (["--at", "1e9,x"], "--at 1e9,x must be 2 positive numbers"),
+        (["--budget", "1e20"], "give --flop-factor"),
+        (["--hold-out", "-1"], "--hold-out must be at least 1"),
+    ],
+)
+def test_wrong_arguments_are_sentences(table: str, capsys: Any, arguments: list[str], message: str) -> None:
+    assert run(table, *TWO, *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_laws_and_columns_that_do_not_fit_together_are_named(table: str, capsys: Any) -> None:
+    assert run(table, "--law", "chinchilla", "--at", "1") == 2
+    assert "takes two columns of --x" in capsys.readouterr().err
+    assert run(table, "--x", "parameters,samples_seen", "--law", "power", "--at", "1,1") == 2
+    assert "takes one column of --x; laws of two are chinchilla, tied" in capsys.readouterr().err
+
+
+def test_the_figure_of_two_scales_has_a_curve_per_size(table: str, tmp_path: Path, capsys: Any) -> None:
+    settings = Settings(x="parameters,samples_seen", laws=("chinchilla",), draws=100)
+    analysis = analyse(pd.concat([grid(), grid().assign(attention="softmax")]), settings)
+    figure = surface_figure(analysis, "chinchilla")
+    top = figure.axes[0]
+    assert len(top.get_lines()) == 6
+    assert len(np.asarray(top.collections[0].get_offsets())) == 36
+    assert top.get_title() == f"linear: alpha = {analysis.fits[0].fit.parameters['alpha']:.3f}, beta = " + (
+        f"{analysis.fits[0].fit.parameters['beta']:.3f}"
+    )
+    with pytest.raises(SystemExit) as stop:
+        main(["plot", table, *TWO, "-o", str(tmp_path / "figures"), "--json"])
+    assert not stop.value.code
+    (path,) = json.loads(capsys.readouterr().out)["files"]
+    assert Path(path).name == "val-loss-chinchilla.png"
+    assert Path(path).stat().st_size > 5000
+
+
+def test_the_report_takes_one_scale(table: str, tmp_path: Path, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["report", table, "--x", "parameters,samples_seen", "-o", str(tmp_path / "out")])
+    assert stop.value.code == 2
+    assert "The report takes one column of --x" in capsys.readouterr().err
