@@ -103,14 +103,18 @@ def _print(out: Path, result: Cleaned) -> None:
     for line in _remarks(account):
         console.print(escape(line), soft_wrap=True, highlight=False)
     already = "was complete already: " if result.already_complete else ""
-    shards = f"{account['output_shards']:,} shard{'s' if account['output_shards'] > 1 else ''}"
+    samples, shards = (
+        _counted(account[name], noun) for name, noun in (("out", "sample"), ("output_shards", "shard"))
+    )
     console.print(
-        escape(
-            f"{out}: {already}{account['out']:,} samples in {shards}, {decimal(account['output_bytes'])}."
-        ),
+        escape(f"{out}: {already}{samples} in {shards}, {decimal(account['output_bytes'])}."),
         soft_wrap=True,
         highlight=False,
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' if count > 1 else ''}"
 
 
 def _table(account: Mapping[str, Any]) -> Table:
@@ -144,7 +148,7 @@ def _remarks(account: Mapping[str, Any]) -> list[str]:
     for name, count in account["without_field"].items():
         remarks.append(f"{count:,} samples have no {name} in the json, and passed that filter.")
     faults = [
-        XX
+        f"{fault['shard']} {fault['fault']}; samples read: {fault['samples']:,}."
         for fault in account["faults"]
     ]
     remarks += faults[:MAX_FAULTS]
