@@ -22,9 +22,17 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/environment.sh
 
 shopt -s nullglob
-runs=("$logs"/*/checkpoints)
+runs=()
+for folder in "$logs"/*/checkpoints; do
+    numbered=("$folder"/epoch_[0-9]*.pt)
+    if [ ${#numbered[@]} != 0 ]; then
+        runs+=("$folder")
+    else
+        echo "no numbered checkpoint yet: $folder" >&2
+    fi
+done
 if [ ${#runs[@]} = 0 ]; then
-    echo "error: $logs has no run with checkpoints; it must be the folder that was --logs in training" >&2
+    echo "error: no run in $logs has checkpoints to evaluate; it must be the folder that was --logs in training" >&2
     exit 2
 fi
 exec "$PYTHON" -m openclip_linattn.cli eval "${runs[@]}" "${sets[@]}" "$@"

@@ -115,14 +115,15 @@ def server() -> Iterator[str]:
 def img2dataset(run) -> Path:
     """The Python of img2dataset's own environment, which download.sh makes in the checkout and keeps."""
     script = SCRIPTS / "img2dataset.sh"
-    result = run("bash", "-c", f'set -e; source "{script}"; dirname "$IMG2DATASET"')
+    result = run("bash", "-c", f'set -e; source "{script}"; echo "$IMG2DATASET"')
     if result.returncode != 0:
         pytest.skip(f"img2dataset cannot be installed here: {result.stderr.strip().splitlines()[-1]}")
-    return SCRIPTS.parents[1] / result.stdout.strip() / "python"
+    return Path(result.stdout.strip(), "bin", "python")
 
 
 def write_list(python: Path, url: str, parquet: Path) -> None:
     """A parquet file with LAION-400M's columns."""
+    parquet.parent.mkdir()
     kinds = [kind for kind, number in ROWS.items() for _ in range(number)]
     columns = {
         "SAMPLE_ID": [float(row) for row in range(len(kinds))],
@@ -145,8 +146,7 @@ def write_list(python: Path, url: str, parquet: Path) -> None:
 
 @pytest.mark.slow
 def test_what_can_be_downloaded_becomes_shards_that_the_check_accepts(run, img2dataset, server, tmp_path):
-    lists, shards = tmp_path / "lists", tmp_path / "shards"
-    lists.mkdir()
+    lists, shards = tmp_path / "the lists", tmp_path / "the shards"
     write_list(img2dataset, server, lists / "part-00000.parquet")
     command = ("bash", SCRIPTS / "download.sh", lists, shards)
     limits = {"PROCESSES": "1", "THREADS": "8", "TIMEOUT": "1"}
@@ -180,3 +180,24 @@ def test_what_can_be_downloaded_becomes_shards_that_the_check_accepts(run, img2d
     again = run(*command, **limits)
     assert again.returncode == 0, again.stderr
     assert len(Images.asked) == before
+
+
+@pytest.mark.slow
+def test_lists_that_cannot_be_downloaded_are_refused_before_anything_is(run, img2dataset, tmp_path):
+    lists, shards = tmp_path / "lists", tmp_path / "shards"
+    write_list(img2dataset, "http://127.0.0.1:9", lists / "0.parquet")
+    (lists / "1.parquet").write_text("no parquet at all")
+    (tmp_path / "empty").mkdir()
+
+    def refused(*arguments: Path, **more: str) -> str:
+        result = run("bash", SCRIPTS / "download.sh", *arguments, shards, **more)
+        assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
+        assert not shards.exists()
+        return result.stderr
+
+    assert f"{tmp_path}/empty has no .parquet files" in refused(tmp_path / "empty")
+    assert f"{tmp_path}/none cannot be read" in refused(tmp_path / "none")
+    assert f"{lists}/1.parquet cannot be read" in refused(lists)
+    missing = refused(lists / "0.parquet", KEEP='["punsafe","NSFW"]', CAPTION_COLUMN="caption")
+    assert "0.parquet has no column caption, punsafe, but SAMPLE_ID, URL, TEXT," in missing
+    assert "KEEP must be a list" in refused(lists / "0.parquet", KEEP="NSFW,LICENSE")

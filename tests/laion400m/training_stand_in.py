@@ -17,6 +17,7 @@ def main(arguments: list[str]) -> int:
     logs, name = (arguments[arguments.index(flag) + 1] for flag in ("--logs", "--name"))
     checkpoints = Path(logs, name, "checkpoints")
     checkpoints.mkdir(parents=True, exist_ok=True)
+    (checkpoints.parent / "cpus").write_text(os.environ["SLURM_CPUS_PER_TASK"])
     for act in os.environ["ACTS"].split(";")[int(os.environ.get("SLURM_RESTART_COUNT", "0"))].split():
         if act == "fail":
             return 1
