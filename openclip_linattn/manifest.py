@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from openclip_linattn.data.epoch_shape import Coverage, worker_batches
+from openclip_linattn.data.training.epoch_shape import Coverage, worker_batches
 from openclip_linattn.errors import UserError
 from openclip_linattn.files import write_json
 from openclip_linattn.unique import Visit, unique_bound, unique_expected

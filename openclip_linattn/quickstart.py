@@ -8,9 +8,9 @@ from typing import Any
 from joblib import cpu_count
 from rich.console import Console
 
-from openclip_linattn.data.digits import write_digits
-from openclip_linattn.data.grid import sample_grid
-from openclip_linattn.data.shapes import write_shapes
+from openclip_linattn.data.drawn.digits import write_digits
+from openclip_linattn.data.drawn.grid import sample_grid
+from openclip_linattn.data.drawn.shapes import write_shapes
 from openclip_linattn.data.sources import as_pattern
 from openclip_linattn.errors import UserError
 from openclip_linattn.files import write_text

@@ -11,7 +11,7 @@ from typing import Any
 
 import open_clip
 
-from openclip_linattn.data.preflight import PreflightResult
+from openclip_linattn.data.training.preflight import PreflightResult
 from openclip_linattn.manifest import Manifest, Plan, machine_facts, model_facts, read_manifest
 from openclip_linattn.resume import Latest, epochs_done, resumed_epoch, set_aside, settle_latest
 

@@ -4,13 +4,13 @@ import argparse
 import sys
 from dataclasses import replace
 
-from openclip_linattn.data.check import check
-from openclip_linattn.data.factors import settle_factors
-from openclip_linattn.data.folders import is_folder
-from openclip_linattn.data.parts import is_list
-from openclip_linattn.data.preflight import SILENCE, PreflightResult, preflight
+from openclip_linattn.data.checks.check import check
 from openclip_linattn.data.sizes import sample_count
 from openclip_linattn.data.sources import as_pattern
+from openclip_linattn.data.sources.folders import is_folder
+from openclip_linattn.data.sources.parts import is_list
+from openclip_linattn.data.training.factors import settle_factors
+from openclip_linattn.data.training.preflight import SILENCE, PreflightResult, preflight
 from openclip_linattn.errors import UserError
 from openclip_linattn.manifest import Plan
 

@@ -21,10 +21,10 @@ from pathlib import Path
 from PIL import Image, features
 
 from openclip_linattn.bench.photos import write_photo_shards
-from openclip_linattn.data.check import check
+from openclip_linattn.data.checks.check import check
+from openclip_linattn.data.checks.shard_report import check_shard
+from openclip_linattn.data.checks.verdicts import VerdictStore
 from openclip_linattn.data.reading import ShardLog, read_samples
-from openclip_linattn.data.shard_report import check_shard
-from openclip_linattn.data.verdicts import VerdictStore
 
 SHARDS, PER_SHARD, REPEATS = 8, 500, 3
 LAION_SHARDS, LAION_SAMPLES = 41_408, 413_000_000

@@ -62,7 +62,7 @@ def test_the_checker_can_fail(tmp_path):
     [
         ("openclip_linattn", HEAVY),
         ("openclip_linattn.cli", HEAVY),
-        ("openclip_linattn.data.shapes", HEAVY),
+        ("openclip_linattn.data.drawn.shapes", HEAVY),
         ("openclip_scaling.cli", HEAVY | {"openclip_linattn"}),
         ("torch", {"openclip_linattn", "open_clip", "timm"}),
     ],

@@ -16,8 +16,8 @@ from openclip_linattn.bench.machine import environment
 from openclip_linattn.bench.photos import write_photo_shards
 from openclip_linattn.bench.reading_loaders import loader_rate
 from openclip_linattn.bench.reading_parts import measure_parts
-from openclip_linattn.data.preflight import preflight
 from openclip_linattn.data.sources import as_pattern, expand
+from openclip_linattn.data.training.preflight import preflight
 from openclip_linattn.errors import UserError
 from openclip_linattn.registration import model_name
 

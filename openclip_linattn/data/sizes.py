@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from openclip_linattn.data.dataset_report import DatasetReport
+from openclip_linattn.data.checks.dataset_report import DatasetReport
 from openclip_linattn.data.reading import local_path, scheme_of
 from openclip_linattn.data.sources import expand
 from openclip_linattn.errors import UserError

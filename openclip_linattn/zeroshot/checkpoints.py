@@ -35,13 +35,15 @@ class CheckpointError(UserError):
 class Checkpoint:
     """A checkpoint file, the model that it belongs to, and the settings that differ from the model's config.
 
-    `path` is absolute with its folders resolved; `run` is the run's folder, None outside one.
+    `path` is absolute with its folders resolved; `run` is the run's folder, None outside one. `trained_image_size`
+    is that of training where the settings force another one.
     """
 
     path: Path
     model: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     run: Path | None = None
+    trained_image_size: int | list[int] | None = None
 
     @property
     def results_folder(self) -> Path | None:

@@ -16,6 +16,7 @@ from openclip_linattn.zeroshot.watching import Watch, unwatched
 logger = logging.getLogger(__name__)
 
 CLASS_CHOICES = ("all", "present")
+RETRIEVAL_KIND = "retrieval"  # of sets that `retrieval_sets` opens
 
 
 def open_evaluation_set(
@@ -64,7 +65,9 @@ def _split_kind(source: str) -> tuple[str | None, str]:
         and not place.startswith(("//", ":"))
         and not Path(source).exists()
     ):
-        raise UserError(f"{source!r}: there is no kind {kind!r}; known are {', '.join(KINDS)}")
+        raise UserError(
+            f"{source!r}: there is no kind {kind!r}; known are {', '.join((*KINDS, RETRIEVAL_KIND))}"
+        )
     return None, source
 
 

@@ -1,6 +1,6 @@
 """Builds the model of a checkpoint through OpenCLIP's own factory and loader."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +27,13 @@ class LoadedModel:
     @property
     def image_size(self) -> int | list[int]:
         """Pixels of a square input, else [height, width]."""
-        size = self.clip.visual.image_size
-        sides = [int(side) for side in size] if isinstance(size, (tuple, list)) else [int(size)] * 2
-        return sides[0] if sides[0] == sides[1] else sides
+        return square_side(self.clip.visual.image_size)
+
+
+def square_side(size: int | Sequence[int]) -> int | list[int]:
+    """Return the side of a square image size, else [height, width]."""
+    sides = [int(side) for side in size] if isinstance(size, Sequence) else [int(size)] * 2
+    return sides[0] if sides[0] == sides[1] else sides
 
 
 def check_model_name(name: str) -> str:

@@ -21,8 +21,11 @@ class EvaluationOptions:
     `open_folder_set`); classnames: a file that replaces the names of the data; templates: openai80, simple7,
     one or a file, which replaces those of the data; workers: processes that decode (default: as many as
     there are cores, at most 4); precision: one of OpenCLIP's; device: auto, cpu, cuda, ...; save: keep rows
-    beside the checkpoints of a run; again: evaluate also what has a valid row already, and encode all class
-    names anew.
+    and predictions beside the checkpoints of a run; again: evaluate also what has a valid row already, and encode
+    all class names anew; images: the folder of a captions file's images; benchmarks, benchmark_root: sets of
+    clip_benchmark and where they lie (see `Benchmarks`); probe: a set to train a linear probe on, which the one
+    set of the data then tests, instead of zero-shot; shots: training images per class of the probe (default: all);
+    image_sizes: pixels of square inputs, one row for each (default: the size of training).
     """
 
     model: str | None = None
@@ -36,6 +39,12 @@ class EvaluationOptions:
     device: str = "auto"
     save: bool = True
     again: bool = False
+    images: Path | None = None
+    benchmarks: Sequence[str] = ()
+    benchmark_root: str | None = None
+    probe: str | Path | None = None
+    shots: int | None = None
+    image_sizes: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -46,6 +55,19 @@ class EvaluationOptions:
             raise UserError(f"the classes are {self.classes!r}; they can be {' or '.join(CLASS_CHOICES)}")
         if self.precision not in PRECISIONS:
             raise UserError(f"unknown precision {self.precision!r}; known: {', '.join(PRECISIONS)}")
+        if min(self.image_sizes, default=1) < 1:
+            raise UserError(f"the image size is {min(self.image_sizes)}; it must be at least 1 pixel")
+        self._check_companions()
+
+    def _check_companions(self) -> None:
+        if self.benchmarks and self.benchmark_root is None:
+            raise UserError("--benchmark needs --benchmark-root, the folder where clip_benchmark's data lies")
+        if self.benchmark_root is not None and not self.benchmarks:
+            raise UserError("--benchmark-root was given without --benchmark; name a set, or leave it out")
+        if self.shots is not None and self.probe is None:
+            raise UserError(
+                "--shots is for a linear probe; give its training set with --probe, or leave it out"
+            )
 
     @property
     def worker_count(self) -> int:

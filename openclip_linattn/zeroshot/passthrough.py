@@ -1,8 +1,8 @@
-"""Runs clip_benchmark's sets by name with a loaded model; a set that fails does not stop the others."""
+"""Runs a set of clip_benchmark by name with a loaded model."""
 
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from openclip_linattn.errors import UserError
@@ -10,61 +10,48 @@ from openclip_linattn.zeroshot.benchmark_sets import Benchmarks, open_benchmark_
 from openclip_linattn.zeroshot.benchmark_tasks import score_benchmark
 from openclip_linattn.zeroshot.checkpoints import CheckpointError
 from openclip_linattn.zeroshot.embeddings import Classifiers
-from openclip_linattn.zeroshot.models import LoadedModel
-from openclip_linattn.zeroshot.rows import Row
 from openclip_linattn.zeroshot.watching import Watch, unwatched
 
 
-@dataclass(frozen=True)
-class BenchmarkResults:
-    """A row for each set that could be evaluated, and for each other set a sentence that says why not."""
-
-    rows: Sequence[Row]
-    failures: Mapping[str, str]
-
-    @property
-    def averaged(self) -> list[str]:
-        """The sets that the mean is over: those with a top-1 accuracy."""
-        return [row["dataset"] for row in self.rows if "top1" in row]
-
-    @property
-    def mean_top1(self) -> float | None:
-        """The mean of top-1 over these sets, each counting the same; None where there is none."""
-        values = [row["top1"] for row in self.rows if "top1" in row]
-        return sum(values) / len(values) if values else None
+class BenchmarkError(UserError):
+    """A set of clip_benchmark that could not be evaluated, while others may."""
 
 
-def run_benchmarks(loaded: LoadedModel, wanted: Benchmarks, *, watch: Watch = unwatched) -> BenchmarkResults:
-    """Evaluate a model on sets of clip_benchmark.
+def run_benchmark(
+    classifiers: Classifiers, name: str, wanted: Benchmarks, *, watch: Watch = unwatched
+) -> dict[str, Any]:
+    """Return the result of the task of the set `name` (`score_benchmark`).
 
-    A row has dataset, data (its root), split and language, and the result of its task (`score_benchmark`).
     Nothing is written, so that two checkpoints of one file name cannot overwrite each other's results, and
-    nothing is downloaded (`open_benchmark_set`). Raises UserError where no set is named or the root is
-    wrong, and CheckpointError for features that are not finite, as these concern every set.
+    nothing is downloaded (`open_benchmark_set`). Raises CheckpointError for features that are not finite, as these
+    concern every set, and BenchmarkError for whatever else is wrong.
     """
-    names = wanted.names
-    classifiers = Classifiers(loaded, watch=watch)
-    roots = {name: wanted.folder(name) for name in names}
-    rows: list[Row] = []
-    failures: dict[str, str] = {}
-    for name in names:
-        header = {"dataset": name, "data": roots[name], "split": wanted.split, "language": wanted.language}
-        try:
-            rows.append({**header, **_run(classifiers, name, wanted, watch)})
-        except CheckpointError:
-            raise
-        except (Exception, SystemExit) as error:  # its builders raise many kinds, or exit
-            failures[name] = _reason(name, error)
-            # The error of a worker keeps the iterator over the data in a cycle, which would be collected after
-            # its queues and then wait five seconds for each worker that it cannot reach.
-            traceback.clear_frames(error.__traceback__)
-    return BenchmarkResults(rows, failures)
+    try:
+        data = open_benchmark_set(name, wanted, classifiers.loaded.transform)
+        with watch(name, data.n or 0) as advance:
+            return score_benchmark(classifiers, data, batch_size=wanted.batch_size, advance=advance)
+    except CheckpointError:
+        raise
+    except (Exception, SystemExit) as error:  # its builders raise many kinds, or exit
+        reason = _reason(name, error)
+        # The error of a worker keeps the iterator over the data in a cycle, which would be collected after
+        # its queues and then wait five seconds for each worker that it cannot reach.
+        traceback.clear_frames(error.__traceback__)
+    raise BenchmarkError(reason)
 
 
-def _run(classifiers: Classifiers, name: str, wanted: Benchmarks, watch: Watch) -> dict[str, Any]:
-    data = open_benchmark_set(name, wanted, classifiers.loaded.transform)
-    with watch(name, data.n or 0) as advance:
-        return score_benchmark(classifiers, data, batch_size=wanted.batch_size, advance=advance)
+def data_state(root: str, split: str) -> list[tuple[str, int, int]]:
+    """Return name, size and time of what lies in a local root and its folder of the split; deeper is not looked."""
+    folders = [folder for folder in (Path(root), Path(root) / split) if folder.is_dir()]
+    paths = sorted(path for folder in folders for path in folder.iterdir())
+    states = [(path.name, path.stat()) for path in paths if path.exists()]
+    return [(name, state.st_size, state.st_mtime_ns) for name, state in states]
+
+
+def mean_top1(results: Sequence[dict[str, Any]]) -> float | None:
+    """Return the mean of top-1 over the sets that have one, each counting the same; None where none has."""
+    values = [result["top1"] for result in results if "top1" in result]
+    return sum(values) / len(values) if values else None
 
 
 def _reason(name: str, error: BaseException) -> str:

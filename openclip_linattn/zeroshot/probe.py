@@ -1,25 +1,27 @@
 """Linear probe: how well a logistic regression on a model's image features tells the classes of a set."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.accuracy import accuracy
-from openclip_linattn.zeroshot.features import check_finite, image_features
-from openclip_linattn.zeroshot.intervals import mean_per_class_interval, wilson
+from openclip_linattn.zeroshot.encoding import encoded_batches
 from openclip_linattn.zeroshot.labels import LabelSet
 from openclip_linattn.zeroshot.models import LoadedModel
-from openclip_linattn.zeroshot.predictions import TOP_K, Predictions, gather
+from openclip_linattn.zeroshot.predictions import TOP_K, gather
 from openclip_linattn.zeroshot.probe_fit import MOST_FITS, Floats, Ints, Regression, Sweep, split, sweep
-from openclip_linattn.zeroshot.reading import keyed_batches
+from openclip_linattn.zeroshot.processes import ALONE, Processes
+from openclip_linattn.zeroshot.reading import check_count
 from openclip_linattn.zeroshot.score import Scored
 from openclip_linattn.zeroshot.sets import EvaluationSet
-from openclip_linattn.zeroshot.watching import Watch, unwatched
+from openclip_linattn.zeroshot.watching import Advance, Watch, unwatched
 
 
-def score_probe(
+def score_probe(  # noqa: PLR0913  (all but three have defaults)
     loaded: LoadedModel,
     train: EvaluationSet,
     test: EvaluationSet,
@@ -28,20 +30,22 @@ def score_probe(
     seed: int = 0,
     batch_size: int = 64,
     workers: int = 0,
+    processes: Processes = ALONE,
     watch: Watch = unwatched,
 ) -> Scored:
     """Return the probe's result on `test` and what it chose for every image there.
 
     The features are the normalised image embeddings, as in clip_benchmark's probe. The result is that of
     `accuracy` with task, n_train, n_held_out, shots, seed, C, converged (of the last fit), the sweep over C
-    as [C, accuracy on the held-out images, converged], and 95 % intervals of top1 and mean_per_class.
+    as [C, accuracy on the held-out images, converged].
     The label set is the first of `train`, which `test` must have too. The same seed gives the same
     result whatever the number of workers. Raises UserError for sets that do not fit together, and what
-    `split`, `keyed_batches` and `check_finite` raise.
+    `split` and `encoded_batches` raise.
     """
     labelled = _common_label_set(train, test)
-    features = [_read(loaded, data, labelled, batch_size, workers, watch) for data in (train, test)]
-    (x, y, _), (test_x, test_y, keys) = features
+    reader = _Reader(loaded, labelled, batch_size, workers, processes, watch)
+    x, y, _ = reader.read(train)
+    test_x, test_y, keys = reader.read(test)
     _check_classes(y, test_y, labelled, train)
     parts = split(y, shots=shots, seed=seed, names=labelled.classes)
     size = len(labelled.classes)
@@ -59,7 +63,6 @@ def score_probe(
         "shots": shots,
         "seed": seed,
         **_penalty(found, regression),
-        "intervals": _intervals(predictions, size),
     }
     return Scored(result, predictions)
 
@@ -82,28 +85,42 @@ def _common_label_set(train: EvaluationSet, test: EvaluationSet) -> LabelSet:
     return labelled
 
 
-def _read(
-    loaded: LoadedModel,
-    data: EvaluationSet,
-    labelled: LabelSet,
-    batch_size: int,
-    workers: int,
-    watch: Watch,
-) -> tuple[Floats, Ints, list[str]]:
-    """Return features (n, embedding), classes (n,) and keys, in the order of the keys."""
-    column = [each.name for each in data.label_sets].index(labelled.name)
-    parts, labels, keys = [], [], []
-    with watch(f"features of {data.name}", data.n) as advance:
-        for batch in keyed_batches(data, loaded.transform, batch_size=batch_size, workers=workers):
-            features = image_features(loaded, batch.images)
-            check_finite(features, f"image features on {data.name}")
-            parts.append(features.cpu())
+@dataclass(frozen=True)
+class _Reader:
+    loaded: LoadedModel
+    labelled: LabelSet
+    batch_size: int
+    workers: int
+    processes: Processes
+    watch: Watch
+
+    def read(self, data: EvaluationSet) -> tuple[Floats, Ints, list[str]]:
+        """Return features (n, embedding), classes (n,) and keys, in the order of the keys."""
+        with self.watch(f"features of {data.name}", data.n) as advance:
+            parts = self.processes.collect(lambda: self._part(data, advance))
+        keys = [key for found, _, _ in parts for key in found]
+        check_count(data, len(keys))
+        order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
+        rows = torch.cat([features for _, found, _ in parts for features in found]).numpy()
+        labels = torch.cat([classes for _, _, found in parts for classes in found]).numpy()
+        return rows.astype(np.float64)[order], labels.astype(np.int64)[order], [keys[each] for each in order]
+
+    def _part(self, data: EvaluationSet, advance: Advance) -> tuple[list[str], list[Tensor], list[Tensor]]:
+        column = [each.name for each in data.label_sets].index(self.labelled.name)
+        keys: list[str] = []
+        features, labels = [], []
+        for encoded, batch in encoded_batches(
+            self.loaded,
+            data,
+            batch_size=self.batch_size,
+            workers=self.workers,
+            processes=self.processes,
+            advance=advance,
+        ):
+            features.append(encoded.cpu())
             labels.append(batch.labels[:, column])
             keys += batch.keys
-            advance(len(batch.keys))
-    order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
-    rows = torch.cat(parts).numpy().astype(np.float64)[order]
-    return rows, torch.cat(labels).numpy().astype(np.int64)[order], [keys[number] for number in order]
+        return keys, features, labels
 
 
 def _check_classes(train: Ints, test: Ints, labelled: LabelSet, data: EvaluationSet) -> None:
@@ -122,12 +139,3 @@ def _check_classes(train: Ints, test: Ints, labelled: LabelSet, data: Evaluation
 
 def _penalty(found: Sweep, regression: Regression) -> dict[str, Any]:
     return {"C": found.C, "converged": regression.converged, "sweep": [list(each) for each in found.tried]}
-
-
-def _intervals(predictions: Predictions, classes: int) -> dict[str, tuple[float, float]]:
-    images = np.bincount(predictions.labels, minlength=classes)
-    right = np.bincount(predictions.labels[predictions.right], minlength=classes)
-    return {
-        "top1": wilson(int(right.sum()), len(predictions.labels)),
-        "mean_per_class": mean_per_class_interval(right.tolist(), images.tolist()),
-    }

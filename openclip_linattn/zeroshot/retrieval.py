@@ -1,6 +1,7 @@
 """Zero-shot image-text retrieval: recall@k of a loaded model in both directions."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from openclip_linattn.zeroshot.features import check_finite, image_features
 from openclip_linattn.zeroshot.intervals import recall_interval
 from openclip_linattn.zeroshot.models import LoadedModel
+from openclip_linattn.zeroshot.processes import ALONE, Processes
 from openclip_linattn.zeroshot.ranks import recall_hits
 from openclip_linattn.zeroshot.retrieval_images import image_batches
 from openclip_linattn.zeroshot.retrieval_sets import RetrievalSet
@@ -24,20 +26,30 @@ def score_retrieval(
     *,
     batch_size: int = 64,
     workers: int = 0,
+    processes: Processes = ALONE,
     advance: Advance = lambda _: None,
 ) -> dict[str, Any]:
     """Return task, images, texts and {image_to_text,text_to_image}_recall@{1,5,10} (fractions), with intervals.
 
     The recalls are clip_benchmark's text_retrieval_recall and image_retrieval_recall; see `recall_hits` for
-    ties. Where there are fewer candidates than k, that recall is absent. `intervals` holds, for each recall,
-    the 95 % interval over images (`recall_interval`). `advance` hears the images and the distinct captions encoded.
+    ties. Where there are fewer candidates than k, that recall is absent. `NAME_interval` is the 95 % interval of
+    recall NAME over images (`recall_interval`). The images are dealt to the processes, and each encodes all captions.
+    `advance` hears the images (as in `encoded_batches`) and the distinct captions encoded.
     Raises DataError for an image that cannot be used, and CheckpointError for features that are not finite.
     """
-    encoded = []
-    for batch in image_batches(data.images, loaded.transform, batch_size=batch_size, workers=workers):
-        encoded.append(image_features(loaded, batch).cpu())
-        advance(len(batch))
-    images = torch.cat(encoded)
+
+    def part() -> list[Tensor]:
+        encoded = []
+        for batch in image_batches(
+            data.images, loaded.transform, batch_size=batch_size, workers=workers, processes=processes
+        ):
+            encoded.append(image_features(loaded, batch).cpu())
+            advance(len(batch) * processes.count)
+        return encoded
+
+    parts = processes.collect(part)
+    in_order = [batch for turn in zip_longest(*parts) for batch in turn if batch is not None]
+    images = torch.cat(in_order)
     check_finite(images, f"image features on {data.name}")
     texts = caption_features(loaded, data.captions, name=data.name, batch_size=batch_size, advance=advance)
     return retrieval_result(images, texts, [len(each) for each in data.captions], device=loaded.device)
@@ -77,7 +89,6 @@ def retrieval_result(
     )
     per_image = torch.zeros(len(images), len(RECALL_AT), dtype=torch.float64).index_add(0, owners, hits.texts)
     result: dict[str, Any] = {"task": "retrieval", "images": len(images), "texts": len(texts)}
-    intervals: dict[str, tuple[float, float]] = {}
     for direction, candidates, found, asked in (
         ("image_to_text", len(texts), hits.images, torch.ones(len(images), dtype=torch.float64)),
         ("text_to_image", len(images), per_image, counts.double()),
@@ -87,5 +98,5 @@ def retrieval_result(
                 continue
             name = f"{direction}_recall@{k}"
             result[name] = float(found[:, column].sum() / asked.sum())
-            intervals[name] = recall_interval(found[:, column].numpy(), asked.numpy())
-    return {**result, "intervals": intervals}
+            result[f"{name}_interval"] = list(recall_interval(found[:, column].numpy(), asked.numpy()))
+    return result

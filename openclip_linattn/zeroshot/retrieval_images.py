@@ -1,16 +1,17 @@
 """Reads the images of a retrieval set in batches, from files or from their places in tars."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.zeroshot.reading import DataError, Transform, decode_image
+from openclip_linattn.zeroshot.processes import Processes
+from openclip_linattn.zeroshot.reading import Transform, decode_image
+from openclip_linattn.zeroshot.streaming import Failure, batches_of_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,51 +40,34 @@ class ImagePlace:
         return data
 
 
-class _Images(Dataset[Tensor | str]):
-    """The transformed images; in place of one that cannot be used, what is wrong with it.
-
-    Raised in a worker, an error would bring the worker's traceback.
-    """
+class _Images(Dataset[Tensor | Failure]):
+    """The transformed images; in place of one that cannot be used, what is wrong with it."""
 
     def __init__(self, places: Sequence[ImagePlace], transform: Transform) -> None:
         self.places = places
         self.transform = transform
 
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __getitem__(self, index: int) -> Tensor | str:
+    def __getitem__(self, index: int) -> Tensor | Failure:
         place = self.places[index]
         try:
             return self.transform(decode_image({place.suffix: place.read()}))
         except UserError as error:
-            return f"{place.path}: image {place.key!r}: {error}"
+            return Failure(f"{place.path}: image {place.key!r}: {error}")
 
 
 def image_batches(
-    places: Sequence[ImagePlace], transform: Transform, *, batch_size: int, workers: int
+    places: Sequence[ImagePlace],
+    transform: Transform,
+    *,
+    batch_size: int,
+    workers: int,
+    processes: Processes,
 ) -> Iterator[Tensor]:
-    """Yield the images in order as (B, 3, height, width); raises DataError naming one that cannot be used."""
-    with warnings.catch_warnings():
-        # More workers than cores are a choice: they help where reading waits for the network.
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
-        loader = DataLoader(
-            _Images(places, transform), batch_size=batch_size, num_workers=workers, collate_fn=_collate
-        )
-        stream = iter(loader)
-    try:
-        for batch in stream:
-            if isinstance(batch, str):
-                raise DataError(batch)
-            yield batch
-    finally:
-        del stream  # ends the workers now: left in a traceback's frame it would outlive its queues
+    """Yield this process's batches (B, 3, height, width) in order, as `batches_of_files` deals them.
 
-
-def _collate(items: list[Tensor | str]) -> Tensor | str:
-    images: list[Tensor] = []
-    for item in items:
-        if isinstance(item, str):
-            return item
-        images.append(item)
-    return torch.stack(images)
+    Raises DataError naming an image that cannot be used.
+    """
+    images = _Images(places, transform)
+    return batches_of_files(
+        images, len(places), torch.stack, batch_size=batch_size, workers=workers, processes=processes
+    )

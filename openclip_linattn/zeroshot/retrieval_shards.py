@@ -1,6 +1,5 @@
 """Reads the captions of a retrieval set in tars, and where its images stand there, without reading an image."""
 
-import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +10,7 @@ from webdataset.tariterators import group_by_keys
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.reading import IMAGE_MEMBERS
 from openclip_linattn.zeroshot.retrieval_images import ImagePlace
-from openclip_linattn.zeroshot.shards import count_samples
-
-_META_MEMBER = re.compile(r"__[^/]*__($|/)")  # webdataset skips these
+from openclip_linattn.zeroshot.shards import META_MEMBER, count_samples
 
 
 def read_shard(shard: Path) -> list[tuple[ImagePlace, list[str]]]:
@@ -37,7 +34,7 @@ def read_shard(shard: Path) -> list[tuple[ImagePlace, list[str]]]:
 
 def _members(tar: tarfile.TarFile, shard: Path) -> Iterator[dict[str, Any]]:
     for member in tar:
-        if member.isreg() and not _META_MEMBER.match(member.name):
+        if member.isreg() and not META_MEMBER.match(member.name):
             yield {"fname": member.name, "data": member, "__url__": str(shard)}
 
 

@@ -1,4 +1,4 @@
-"""Keeps result rows: one JSON line per checkpoint, data set and label set, beside the checkpoints."""
+"""Keeps result rows: one JSON line per checkpoint, data set, label set and image size, beside the checkpoints."""
 
 import contextlib
 import fcntl
@@ -12,25 +12,23 @@ from typing import Any
 from openclip_linattn.errors import UserError
 from openclip_linattn.files import write_text
 from openclip_linattn.zeroshot.checkpoints import Checkpoint
-from openclip_linattn.zeroshot.labels import LabelSet
-from openclip_linattn.zeroshot.sets import EvaluationSet
 
 RESULTS_FILE = "zeroshot.jsonl"
 Row = dict[str, Any]
+RowKey = tuple[str, str, str, int | None]
 
 
 def inputs_digest(
-    checkpoint: Checkpoint, data: EvaluationSet, label_set: LabelSet, precision: str
+    checkpoint: Checkpoint, precision: str, stamp: object, definition: object
 ) -> dict[str, Any]:
     """Return what a row depends on: the checkpoint's size and time, and a digest of everything else.
 
-    A kept row is valid as long as this is equal, so that an overwritten epoch_latest.pt, changed images,
-    templates, settings or another precision are evaluated anew.
+    `stamp` and `definition` are those of its `Question`. A kept row is valid as long as this is equal, so that an
+    overwritten epoch_latest.pt, changed images, templates, settings or another precision are evaluated anew.
     """
     state = checkpoint.path.stat()
-    labels = (label_set.classes, label_set.templates, label_set.fields)
     settings = sorted(checkpoint.settings.items())
-    text = json.dumps([checkpoint.model, settings, precision, data.stamp(), labels], default=str)
+    text = json.dumps([checkpoint.model, settings, precision, stamp, definition], default=str)
     return {
         "checkpoint_size": state.st_size,
         "checkpoint_mtime_ns": state.st_mtime_ns,
@@ -38,15 +36,17 @@ def inputs_digest(
     }
 
 
-def row_key(row: Row) -> tuple[str, str, str]:
-    """Return what names a row within its results file.
+def row_key(row: Row) -> RowKey:
+    """Return what names a row within its results file: checkpoint, data, label set, and a foreign image size.
 
-    The checkpoint counts by its file name there (the file lies beside it), so that a run folder can move.
+    The checkpoint counts by its file name there (the file lies beside it), so that a run folder can move. The image
+    size counts where it is not that of training.
     """
-    return Path(str(row["checkpoint"])).name, str(row["data"]), str(row["label_set"])
+    size = row["image_size"] if "trained_image_size" in row else None
+    return Path(str(row["checkpoint"])).name, str(row["data"]), str(row["label_set"]), size
 
 
-def read_rows(folder: Path) -> dict[tuple[str, str, str], Row]:
+def read_rows(folder: Path) -> dict[RowKey, Row]:
     """Return the rows kept in `folder` by key (the later of two); raises UserError for a bad line."""
     path = folder / RESULTS_FILE
     if not path.is_file():

@@ -2,27 +2,36 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from openclip_linattn.zeroshot.accuracy import accuracy
 from openclip_linattn.zeroshot.embeddings import Classifiers
-from openclip_linattn.zeroshot.features import check_finite, image_features
+from openclip_linattn.zeroshot.encoding import encoded_batches
 from openclip_linattn.zeroshot.labels import LabelSet
 from openclip_linattn.zeroshot.predictions import Predictions, best_classes, gather
-from openclip_linattn.zeroshot.reading import keyed_batches
+from openclip_linattn.zeroshot.processes import ALONE, Processes
+from openclip_linattn.zeroshot.reading import check_count
 from openclip_linattn.zeroshot.sets import EvaluationSet
 from openclip_linattn.zeroshot.watching import Advance
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What a model reached with a label set (see `accuracy`), and what it chose for every image."""
+    """What a model reached (see `accuracy`), and what it chose for every image, where the task is to choose."""
 
     result: dict[str, Any]
-    predictions: Predictions
+    predictions: Predictions | None = None
+
+
+class _Part(NamedTuple):
+    """What one process found: keys, classes (n, L), and for each label set the best classes (n, k), by batch."""
+
+    keys: list[str]
+    labels: list[Tensor]
+    best: list[list[Tensor]]
 
 
 def score(
@@ -32,34 +41,40 @@ def score(
     *,
     batch_size: int,
     workers: int,
+    processes: Processes = ALONE,
     advance: Advance = lambda _: None,
 ) -> list[Scored]:
     """Return the scores with each of `label_sets`, which are among those of `data`.
 
     Similarities are computed in float32 whatever the model's precision: in bfloat16 close classes tie.
-    `advance` hears the size of every batch. Raises DataError for an image that cannot be used, and
+    `advance` is as in `encoded_batches`. Raises DataError for an image that cannot be used, and
     CheckpointError for features that are not finite.
     """
-    loaded = classifiers.loaded
-    weights = [classifiers.get(label_set) for label_set in label_sets]
-    keys: list[str] = []
-    labels: list[Tensor] = []
-    best: list[list[Tensor]] = [[] for _ in label_sets]
-    for batch in keyed_batches(data, loaded.transform, batch_size=batch_size, workers=workers):
-        features = image_features(loaded, batch.images)
-        check_finite(features, f"image features on {data.name}")
-        for chosen, weight in zip(best, weights, strict=True):
-            chosen.append(best_classes(features, weight))
-        keys += batch.keys
-        labels.append(batch.labels)
-        advance(len(batch.keys))
-    truth = torch.cat(labels)
-    columns = [data.label_sets.index(label_set) for label_set in label_sets]
-    predictions = [
-        gather(keys, truth[:, column], torch.cat(chosen))
-        for column, chosen in zip(columns, best, strict=True)
-    ]
-    return [
-        Scored(accuracy(chosen, label_set), chosen)
-        for chosen, label_set in zip(predictions, label_sets, strict=True)
-    ]
+
+    def part() -> _Part:
+        weights = [classifiers.get(label_set) for label_set in label_sets]
+        found = _Part([], [], [[] for _ in label_sets])
+        for features, batch in encoded_batches(
+            classifiers.loaded,
+            data,
+            batch_size=batch_size,
+            workers=workers,
+            processes=processes,
+            advance=advance,
+        ):
+            for chosen, weight in zip(found.best, weights, strict=True):
+                chosen.append(best_classes(features, weight))
+            found.keys.extend(batch.keys)
+            found.labels.append(batch.labels)
+        return found
+
+    parts = processes.collect(part)
+    keys = [key for each in parts for key in each.keys]
+    check_count(data, len(keys))
+    truth = torch.cat([labels for each in parts for labels in each.labels])
+    scored = []
+    for number, label_set in enumerate(label_sets):
+        best = torch.cat([chosen for each in parts for chosen in each.best[number]])
+        predictions = gather(keys, truth[:, data.label_sets.index(label_set)], best)
+        scored.append(Scored(accuracy(predictions, label_set), predictions))
+    return scored

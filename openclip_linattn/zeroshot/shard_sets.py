@@ -74,7 +74,9 @@ def _name(where: Path, home: Path) -> str:
 def _refuse_other_tasks(home: Path) -> None:
     path = home / "dataset_type.txt"
     if path.is_file() and (kind := " ".join(read_lines(path)).lower()) != "classification":
-        raise UserError(f"{path} says {kind!r}: only classification sets can be evaluated zero-shot here")
+        raise UserError(
+            f"{path} says {kind!r}: only sets for classification and retrieval can be evaluated here"
+        )
 
 
 def _imagenet(kind: str, home: Path, classnames: Path | None, templates: str | Path | None) -> LabelSet:

@@ -13,7 +13,7 @@ from webdataset.tariterators import group_by_keys
 from openclip_linattn.errors import UserError
 
 COUNT_FILE = "nshards.txt"
-_META_MEMBER = re.compile(r"__[^/]*__($|/)")  # webdataset skips these
+META_MEMBER = re.compile(r"__[^/]*__($|/)")  # webdataset skips these
 
 
 def find_shards(source: str) -> tuple[Path, list[Path]]:
@@ -86,7 +86,7 @@ def _members(shard: Path) -> Iterator[dict[str, object]]:
     with tarfile.open(shard) as tar:
         while (member := tar.next()) is not None:
             tar.members = []  # else every header stays in memory
-            if member.isreg() and not _META_MEMBER.match(member.name):
+            if member.isreg() and not META_MEMBER.match(member.name):
                 yield {"fname": member.name, "data": b"", "__url__": str(shard)}
         tar.fileobj.seek(tar.offset)
         if tar.fileobj.read(512) != bytes(512):

@@ -15,7 +15,9 @@ Metrics = dict[str, float]
 # OpenCLIP's own names, and the ones used in tables.
 _RENAMED = {"clip_val_loss": "val_loss"}
 _NOT_METRICS = {"epoch", "num_samples"}
-_ZEROSHOT_METRICS = re.compile(r"(top|acc|recall|map|loss|balanced|mean_per_class)", re.IGNORECASE)
+_ZEROSHOT_METRICS = re.compile(
+    r"(top|acc|recall|map|average_precision|loss|balanced|mean_per_class)", re.IGNORECASE
+)
 _CHECKPOINT_EPOCH = re.compile(r"epoch_(\d+)\.\w+$")
 _PRINTED_PRECISION = 6e-5  # out.log prints four decimals
 
@@ -101,7 +103,7 @@ def _same(row: Mapping[str, Any], record: EvalRecord) -> bool:
 
 
 def zeroshot_metrics(rows: Sequence[Mapping[str, Any]], notices: list[str]) -> dict[int, Metrics]:
-    """Zero-shot results by epoch, under the names dataset/label_set/metric; later rows win."""
+    """Results by epoch, under the names of `_prefix` and the metric; later rows win."""
     by_epoch: dict[int, Metrics] = {}
     seen: set[tuple[int, str]] = set()
     for row in rows:
@@ -110,8 +112,7 @@ def zeroshot_metrics(rows: Sequence[Mapping[str, Any]], notices: list[str]) -> d
             checkpoint = row.get("checkpoint")
             notices.append(f"zeroshot.jsonl: the epoch of {checkpoint!r} is not known; its row is left out")
             continue
-        parts = [str(row[key]) for key in ("dataset", "label_set") if row.get(key) not in (None, "")]
-        prefix = "/".join(parts)
+        prefix = _prefix(row)
         if (epoch, prefix) in seen:
             notices.append(
                 f"zeroshot.jsonl has more than one row for epoch {epoch}, {prefix}; the later row is used"
@@ -120,6 +121,17 @@ def zeroshot_metrics(rows: Sequence[Mapping[str, Any]], notices: list[str]) -> d
         values = {k: v for k, v in _numbers(row).items() if _ZEROSHOT_METRICS.search(k)}
         by_epoch.setdefault(epoch, {}).update({f"{prefix}/{key}": value for key, value in values.items()})
     return by_epoch
+
+
+def _prefix(row: Mapping[str, Any]) -> str:
+    """dataset/label_set, without the label set `retrieval`, which the recalls name themselves.
+
+    At another image size than that of training the size follows, so that the metric is another one.
+    """
+    parts = [str(row[key]) for key in ("dataset", "label_set") if row.get(key) not in (None, "", "retrieval")]
+    if row.get("trained_image_size") is not None:
+        parts[-1:] = [f"{part}@{row.get('image_size')}px" for part in parts[-1:]]
+    return "/".join(parts)
 
 
 def _zeroshot_epoch(row: Mapping[str, Any]) -> int | None:

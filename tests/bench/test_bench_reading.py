@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from openclip_linattn.bench.photos import photo, write_photo_shards
-from openclip_linattn.data.check import check
+from openclip_linattn.data.checks.check import check
 
 # webdataset leaves a shard open that is not read to its end.
 pytestmark = [

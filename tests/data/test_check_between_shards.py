@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from openclip_linattn.data.between_shards import find_overlap, joined_suffixes, mixes
-from openclip_linattn.data.check import check
-from openclip_linattn.data.shard_keys import ContentDigest, KeyTracker
-from openclip_linattn.data.shard_report import ShardReport, check_shard
+from openclip_linattn.data.checks.between_shards import find_overlap, joined_suffixes, mixes
+from openclip_linattn.data.checks.check import check
+from openclip_linattn.data.checks.shard_keys import ContentDigest, KeyTracker
+from openclip_linattn.data.checks.shard_report import ShardReport, check_shard
 
 
 def openclip_samples(paths: list[Path]) -> list[dict]:

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from openclip_linattn.cli.data import app
-from openclip_linattn.data import cluster_check
-from openclip_linattn.data.check import check
-from openclip_linattn.data.cluster_check import ClusterReader, check_share, parse_options
-from openclip_linattn.data.verdicts import VerdictStore
+from openclip_linattn.data.checks import cluster as cluster_check
+from openclip_linattn.data.checks.check import check
+from openclip_linattn.data.checks.cluster import ClusterReader, check_share, parse_options
+from openclip_linattn.data.checks.verdicts import VerdictStore
 from openclip_linattn.errors import UserError
 
 pytest.importorskip("submitit")

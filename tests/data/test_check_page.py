@@ -10,12 +10,12 @@ from rich.progress import Progress
 from typer.testing import CliRunner
 
 from openclip_linattn.cli.data import app, check_progress
-from openclip_linattn.data import check as check_module
-from openclip_linattn.data.check import check
-from openclip_linattn.data.dataset_report import DatasetReport, report_text
-from openclip_linattn.data.histograms import ASPECTS, CAPTIONS, SIDES
-from openclip_linattn.data.problems import find_problems
-from openclip_linattn.data.shard_report import ShardReport
+from openclip_linattn.data.checks import check as check_module
+from openclip_linattn.data.checks.check import check
+from openclip_linattn.data.checks.dataset_report import DatasetReport, report_text
+from openclip_linattn.data.checks.histograms import ASPECTS, CAPTIONS, SIDES
+from openclip_linattn.data.checks.problems import find_problems
+from openclip_linattn.data.checks.shard_report import ShardReport
 from openclip_linattn.errors import UserError
 
 
@@ -112,7 +112,7 @@ def test_a_picture_shows_losses_shards_sizes_and_captions(broken_set, tmp_path):
 
 
 def test_a_picture_of_many_shards_and_of_a_source_with_mathematics_in_it(tmp_path):
-    from openclip_linattn.data.check_picture import draw_report
+    from openclip_linattn.data.checks.picture import draw_report
 
     shards = [
         ShardReport(f"{n}.tar", samples=9, usable=n % 9, lost={"broken json": 9 - n % 9}) for n in range(900)
@@ -122,7 +122,7 @@ def test_a_picture_of_many_shards_and_of_a_source_with_mathematics_in_it(tmp_pat
 
 
 def test_shards_are_drawn_at_their_numbers_where_the_names_are_numbers():
-    from openclip_linattn.data.check_picture import _places
+    from openclip_linattn.data.checks.picture import _places
 
     def places(*urls, **absent):
         found, holes, unit = _places(DatasetReport("", 9, [ShardReport(url) for url in urls], **absent))

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from openclip_linattn.data import check as check_module
-from openclip_linattn.data import shard_pool, verdicts
-from openclip_linattn.data.check import check
+from openclip_linattn.data import shard_pool
+from openclip_linattn.data.checks import check as check_module
+from openclip_linattn.data.checks import verdicts
+from openclip_linattn.data.checks.check import check
+from openclip_linattn.data.checks.shard_report import ShardReport
+from openclip_linattn.data.checks.verdicts import VerdictStore, open_store
 from openclip_linattn.data.shard_pool import MAX_DEATHS, DeadProcess, available_cores, map_unordered
-from openclip_linattn.data.shard_report import ShardReport
-from openclip_linattn.data.verdicts import VerdictStore, open_store
 from openclip_linattn.errors import UserError
 
 COMMAND = [sys.executable, "-c", "import sys; from openclip_linattn.cli import main; sys.exit(main())"]

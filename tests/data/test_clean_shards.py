@@ -13,7 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from openclip_linattn.cli.data import app
-from openclip_linattn.data.check import check
+from openclip_linattn.data.checks.check import check
 from openclip_linattn.data.clean import passes, sealing
 from openclip_linattn.data.clean.plan import ShardSummary
 from openclip_linattn.data.clean.run import clean

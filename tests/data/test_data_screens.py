@@ -10,8 +10,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from openclip_linattn.cli.data import app
-from openclip_linattn.data.grid import sample_grid
-from openclip_linattn.data.shapes import write_shapes
+from openclip_linattn.data.drawn.grid import sample_grid
+from openclip_linattn.data.drawn.shapes import write_shapes
 from openclip_linattn.errors import UserError
 
 

@@ -10,8 +10,15 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from openclip_linattn.data.check import check
-from openclip_linattn.data.digits import CAPTIONS, NAMES, digit_sample, sample_count, split, write_digits
+from openclip_linattn.data.checks.check import check
+from openclip_linattn.data.drawn.digits import (
+    CAPTIONS,
+    NAMES,
+    digit_sample,
+    sample_count,
+    split,
+    write_digits,
+)
 from openclip_linattn.errors import UserError
 
 

@@ -5,8 +5,8 @@ from itertools import islice
 
 import pytest
 
-from openclip_linattn.data.epoch_notes import epoch_notes
-from openclip_linattn.data.epoch_shape import SHARD_BUFFER, Reading, worker_batches
+from openclip_linattn.data.training.epoch_notes import epoch_notes
+from openclip_linattn.data.training.epoch_shape import SHARD_BUFFER, Reading, worker_batches
 
 open_clip_data = pytest.importorskip("open_clip_train.data")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from openclip_linattn.data.factors import settle_factors
+from openclip_linattn.data.training.factors import settle_factors
 from openclip_linattn.errors import UserError
 
 

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from openclip_linattn.cli.data import app
-from openclip_linattn.data.flags import Loaders, choose_workers, data_flags
-from openclip_linattn.data.weights import Source, factors_for, look_at, weigh
+from openclip_linattn.data.training.flags import Loaders, choose_workers, data_flags
+from openclip_linattn.data.training.weights import Source, factors_for, look_at, weigh
 from openclip_linattn.errors import UserError
 
 SIZES = {"big": [900, 1000, 1100, 40, 960], "small": [300, 10], "tiny": [7]}

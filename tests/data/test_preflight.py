@@ -6,10 +6,10 @@ import warnings
 
 import pytest
 
-from openclip_linattn.data import preflight as preflight_module
-from openclip_linattn.data.cache import NAME
-from openclip_linattn.data.preflight import preflight
-from openclip_linattn.data.shard_report import ShardReport
+from openclip_linattn.data.checks.shard_report import ShardReport
+from openclip_linattn.data.training import preflight as preflight_module
+from openclip_linattn.data.training.cache import NAME
+from openclip_linattn.data.training.preflight import preflight
 from openclip_linattn.errors import UserError
 
 ONE = {"world_size": 1, "workers": 1, "resampled": False}
@@ -283,7 +283,7 @@ def test_a_spoilt_verdict_is_ignored(content, good_set):
 def test_the_verdict_goes_to_the_cache_folder_where_the_shards_cannot_be_written(
     good_set, tmp_path, monkeypatch
 ):
-    from openclip_linattn.data import cache
+    from openclip_linattn.data.training import cache
 
     write = cache.write_json
 
@@ -305,7 +305,7 @@ def test_a_user_needs_no_home(good_set, monkeypatch):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr("openclip_linattn.data.cache.Path.home", homeless)
+    monkeypatch.setattr("openclip_linattn.data.training.cache.Path.home", homeless)
     assert preflight(str(good_set), **ONE).checked_samples == 40
     assert (good_set / NAME).exists()
 

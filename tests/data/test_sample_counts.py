@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from openclip_linattn.data.check import check
+from openclip_linattn.data.checks.check import check
 from openclip_linattn.data.sizes import openclip_count, sample_count, write_sizes
 from openclip_linattn.data.sources import expand
 from openclip_linattn.errors import UserError

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from openclip_linattn.data import drawing
-from openclip_linattn.data.check import check
-from openclip_linattn.data.shapes import (
+from openclip_linattn.data.checks.check import check
+from openclip_linattn.data.drawn import drawing
+from openclip_linattn.data.drawn.shapes import (
     BACKGROUNDS,
     CAPTIONS,
     CLASSES,

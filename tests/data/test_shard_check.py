@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openclip_linattn.data.check import check, choose
+from openclip_linattn.data.checks.check import check, choose
 from openclip_linattn.data.decoding import Reason
 from openclip_linattn.errors import UserError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openclip_linattn.data.shapes import write_shapes
+from openclip_linattn.data.drawn.shapes import write_shapes
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts" / "laion400m"

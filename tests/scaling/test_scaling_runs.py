@@ -173,6 +173,32 @@ def test_zero_shot_rows_become_columns(log_writer: Any, fake: Any, write_run: An
     assert "the later row is used" in notices_of(found)
 
 
+def test_rows_of_other_tasks_and_sizes_have_columns_of_their_own(
+    log_writer: Any, fake: Any, write_run: Any
+) -> None:
+    rows = [
+        {"dataset": "pets", "label_set": "folder", "top1": 0.5, "top1_interval": [0.4, 0.6], "image_size": 224},
+        {"dataset": "pets", "label_set": "folder", "top1": 0.6, "image_size": 336, "trained_image_size": 224},
+        {"dataset": "coco", "label_set": "retrieval", "task": "retrieval", "image_to_text_recall@5": 0.3},
+        {"dataset": "pets", "label_set": "probe", "task": "linear_probe", "top1": 0.7, "C": 2.0, "n_train": 9},
+        {"dataset": "wds/voc", "label_set": "clip_benchmark", "mean_average_precision": 0.8, "n": 3},
+        {"dataset": "coco", "label_set": "retrieval", "text_to_image_recall@1": 0.2, "image_size": 96,
+         "trained_image_size": 224},
+    ]  # fmt: skip
+    rows = [{"checkpoint": "epoch_2.pt", "epoch": 2, "images_per_s": 9.5, **row} for row in rows]
+    found = collect([write_run("tasks", two_epochs(log_writer, fake.PARAMS), zeroshot=rows)])
+    (last,) = found.checkpoints[found.checkpoints["epoch"] == 2].to_dict("records")
+    assert {str(name): value for name, value in last.items() if "/" in str(name)} == {
+        "pets/folder/top1": 0.5,
+        "pets/folder@336px/top1": 0.6,
+        "coco/image_to_text_recall@5": 0.3,
+        "pets/probe/top1": 0.7,
+        "wds/voc/clip_benchmark/mean_average_precision": 0.8,
+        "coco@96px/text_to_image_recall@1": 0.2,
+    }
+    assert "later row" not in notices_of(found)
+
+
 def test_run_json_wins_and_is_read_tolerantly(log_writer: Any, fake: Any, write_run: Any) -> None:
     manifest = {
         "name": "x", "model": "ViT-S-16-normlinear", "attention": "normlinear", "text_attention": "softmax",

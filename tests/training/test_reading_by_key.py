@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from openclip_linattn.data.preflight import preflight
+from openclip_linattn.data.training.preflight import preflight
 from openclip_linattn.manifest import Plan
 
 HERE = Path(__file__).parent

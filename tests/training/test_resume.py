@@ -9,7 +9,7 @@ import pytest
 import torch
 from open_clip_train.main import LATEST_CHECKPOINT_NAME, get_latest_checkpoint
 
-from openclip_linattn.data.epoch_shape import Reading
+from openclip_linattn.data.training.epoch_shape import Reading
 from openclip_linattn.epochs import damage, training_damage
 from openclip_linattn.errors import UserError
 from openclip_linattn.manifest import Manifest, Plan, read_manifest

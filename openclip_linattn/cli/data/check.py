@@ -12,14 +12,14 @@ import typer
 
 from openclip_linattn.cli.data.check_page import MAX_ROWS, print_report
 from openclip_linattn.cli.data.check_progress import check_progress
-from openclip_linattn.data.check import Watch, survey
-from openclip_linattn.data.check import check as check_source
-from openclip_linattn.data.cluster_check import ClusterReader, parse_options
-from openclip_linattn.data.dataset_report import DatasetReport, report_text
+from openclip_linattn.data.checks.check import Watch, survey
+from openclip_linattn.data.checks.check import check as check_source
+from openclip_linattn.data.checks.cluster import ClusterReader, parse_options
+from openclip_linattn.data.checks.dataset_report import DatasetReport, report_text
+from openclip_linattn.data.checks.verdicts import VerdictStore, open_store
 from openclip_linattn.data.shard_pool import available_cores
 from openclip_linattn.data.sizes import write_sizes
 from openclip_linattn.data.sources import expand
-from openclip_linattn.data.verdicts import VerdictStore, open_store
 from openclip_linattn.errors import UserError
 from openclip_linattn.files import write_text
 
@@ -114,7 +114,7 @@ def check_command(  # noqa: PLR0913 - one parameter is one option
     if report is not None:
         _write(report, lambda path: write_text(path, report_text(reports)))
     if picture is not None:
-        from openclip_linattn.data.check_picture import draw_report  # matplotlib is slow to import
+        from openclip_linattn.data.checks.picture import draw_report  # matplotlib is slow to import
 
         _write(picture, lambda path: draw_report(reports[0], path))
     if as_json:

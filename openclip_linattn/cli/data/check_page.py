@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from openclip_linattn.data.dataset_report import DatasetReport
-from openclip_linattn.data.shard_report import ShardReport
+from openclip_linattn.data.checks.dataset_report import DatasetReport
+from openclip_linattn.data.checks.shard_report import ShardReport
 
 MAX_ROWS = 40
 _STYLES = {"error": "bold red", "warning": "yellow"}

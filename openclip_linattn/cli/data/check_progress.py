@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from openclip_linattn.data.shard_report import ShardReport
+from openclip_linattn.data.checks.shard_report import ShardReport
 
 
 @contextmanager

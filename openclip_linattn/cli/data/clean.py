@@ -14,10 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from openclip_linattn.cli.data.progress import progress
+from openclip_linattn.data.checks.problems import percent
 from openclip_linattn.data.clean.run import Cleaned, clean
 from openclip_linattn.data.clean.settings import Settings
 from openclip_linattn.data.clean.workers import Terminated, Unfinished
-from openclip_linattn.data.problems import percent
 from openclip_linattn.data.shard_pool import available_cores
 
 MAX_FAULTS = 10

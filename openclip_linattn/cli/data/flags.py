@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from openclip_linattn.data.flags import DataFlags, Loaders, data_flags
-from openclip_linattn.data.weights import factors_for, look_at
+from openclip_linattn.data.training.flags import DataFlags, Loaders, data_flags
+from openclip_linattn.data.training.weights import factors_for, look_at
 from openclip_linattn.errors import UserError
 
 

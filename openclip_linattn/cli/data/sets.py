@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from openclip_linattn.cli.data.progress import progress
-from openclip_linattn.data.build import BuildResult
-from openclip_linattn.data.digits import sample_count as digits_count
-from openclip_linattn.data.digits import write_digits
-from openclip_linattn.data.shapes import write_shapes
+from openclip_linattn.data.drawn.build import BuildResult
+from openclip_linattn.data.drawn.digits import sample_count as digits_count
+from openclip_linattn.data.drawn.digits import write_digits
+from openclip_linattn.data.drawn.shapes import write_shapes
 
 GRID = "samples.png"
 
@@ -25,7 +25,7 @@ OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace anot
 def _finish(result: BuildResult, source: Path, grid: bool) -> None:
     picture = result.folder / GRID
     if grid and not (result.already_complete and picture.exists()):
-        from openclip_linattn.data.grid import sample_grid  # matplotlib is slow to import
+        from openclip_linattn.data.drawn.grid import sample_grid  # matplotlib is slow to import
 
         sample_grid(str(source), picture)
     if result.already_complete:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openclip_linattn.data.build import no_progress
 from openclip_linattn.data.clean.account import VERSION, make_account
 from openclip_linattn.data.clean.folder import Folder, claim
 from openclip_linattn.data.clean.judging import changed
@@ -18,6 +17,7 @@ from openclip_linattn.data.clean.sealing import Sealed, read_sealed
 from openclip_linattn.data.clean.settings import Settings
 from openclip_linattn.data.clean.workers import Unfinished, terminable
 from openclip_linattn.data.clean.writing import Record
+from openclip_linattn.data.drawn.build import no_progress
 from openclip_linattn.data.reading import local_path, scheme_of
 from openclip_linattn.data.sizes import SIZES
 from openclip_linattn.data.sources import expand

@@ -12,8 +12,8 @@ from typing import Any
 
 from PIL import __version__ as pillow_version
 
+from openclip_linattn.data.checks.shard_report import ShardReport
 from openclip_linattn.data.reading import local_path, scheme_of
-from openclip_linattn.data.shard_report import ShardReport
 from openclip_linattn.files import write_json
 
 VERSION = 1

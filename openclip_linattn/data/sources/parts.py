@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from openclip_linattn.data.pipe_forms import check_split_pipe
 from openclip_linattn.data.reading import local_path, scheme_of
+from openclip_linattn.data.sources.pipe_forms import check_split_pipe
 from openclip_linattn.errors import UserError
 
 LIST_ENDINGS = (".txt", ".list")

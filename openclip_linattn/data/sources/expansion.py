@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 from braceexpand import braceexpand
 
-from openclip_linattn.data.folders import folder_shards, is_folder, tars
-from openclip_linattn.data.patterns import brace_pattern
-from openclip_linattn.data.pipe_forms import check_pipe, check_scheme
 from openclip_linattn.data.reading import local_path, scheme_of
+from openclip_linattn.data.sources.folders import folder_shards, is_folder, tars
+from openclip_linattn.data.sources.patterns import brace_pattern
+from openclip_linattn.data.sources.pipe_forms import check_pipe, check_scheme
 from openclip_linattn.errors import UserError
 
 MAX_SHARDS = 1_000_000

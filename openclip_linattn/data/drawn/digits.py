@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from openclip_linattn.data.build import BuildResult, Recipe, build, check_seed, no_progress
-from openclip_linattn.data.drawing import encode_jpeg
+from openclip_linattn.data.drawn.build import BuildResult, Recipe, build, check_seed, no_progress
+from openclip_linattn.data.drawn.drawing import encode_jpeg
 from openclip_linattn.data.layout import Part, Sample, check_part_sizes
 from openclip_linattn.errors import UserError
 

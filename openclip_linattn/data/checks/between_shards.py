@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from openclip_linattn.data.checks.shard_report import ShardReport
 from openclip_linattn.data.decoding import IMAGE_SUFFIXES
-from openclip_linattn.data.shard_report import ShardReport
 
 EXAMPLES = 3
 

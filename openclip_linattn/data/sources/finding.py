@@ -12,11 +12,18 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from openclip_linattn.data.expansion import MAX_SHARDS, expand_part, substitute, too_long
-from openclip_linattn.data.folders import by_number, folder_gaps, folder_shards, is_folder, present, tars
-from openclip_linattn.data.parts import Part, split
-from openclip_linattn.data.patterns import brace_pattern
 from openclip_linattn.data.reading import local_path, scheme_of
+from openclip_linattn.data.sources.expansion import MAX_SHARDS, expand_part, substitute, too_long
+from openclip_linattn.data.sources.folders import (
+    by_number,
+    folder_gaps,
+    folder_shards,
+    is_folder,
+    present,
+    tars,
+)
+from openclip_linattn.data.sources.parts import Part, split
+from openclip_linattn.data.sources.patterns import brace_pattern
 from openclip_linattn.errors import UserError
 
 _LONGEST_HINT = 2000  # characters of a pattern that a sentence shows

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from openclip_linattn.data.build import BuildResult, Recipe, build, check_seed, no_progress
-from openclip_linattn.data.captions import article
-from openclip_linattn.data.drawing import BACKGROUNDS, COLORS, SHAPES, bounding_box, coverage, paint
+from openclip_linattn.data.drawn.build import BuildResult, Recipe, build, check_seed, no_progress
+from openclip_linattn.data.drawn.captions import article
+from openclip_linattn.data.drawn.drawing import BACKGROUNDS, COLORS, SHAPES, bounding_box, coverage, paint
 from openclip_linattn.data.layout import Part, Sample, check_part_sizes
 from openclip_linattn.errors import UserError
 

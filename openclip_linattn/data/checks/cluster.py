@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from openclip_linattn.data.check import SILENCE, read_shards
+from openclip_linattn.data.checks.check import SILENCE, read_shards
+from openclip_linattn.data.checks.shard_report import ShardReport
+from openclip_linattn.data.checks.verdicts import VerdictStore
 from openclip_linattn.data.shard_pool import available_cores
-from openclip_linattn.data.shard_report import ShardReport
-from openclip_linattn.data.verdicts import VerdictStore
 from openclip_linattn.errors import UserError
 
 if TYPE_CHECKING:

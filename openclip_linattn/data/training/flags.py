@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openclip_linattn.data.pipe_forms import stock_form
 from openclip_linattn.data.reading import scheme_of
-from openclip_linattn.data.weights import Source, Weighted, samples_of, weigh
+from openclip_linattn.data.sources.pipe_forms import stock_form
+from openclip_linattn.data.training.weights import Source, Weighted, samples_of, weigh
 from openclip_linattn.errors import UserError
 
 _LONGEST_ARGUMENT = 131_071  # bytes that Linux takes as one argument

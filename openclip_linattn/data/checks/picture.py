@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from openclip_linattn.data.dataset_report import DatasetReport
-from openclip_linattn.data.histograms import CAPTIONS, SIDES, Scale
-from openclip_linattn.data.problems import percent
+from openclip_linattn.data.checks.dataset_report import DatasetReport
+from openclip_linattn.data.checks.histograms import CAPTIONS, SIDES, Scale
+from openclip_linattn.data.checks.problems import percent
 from openclip_linattn.data.reading import local_path, scheme_of
 from openclip_linattn.errors import UserError
 from openclip_linattn.files import atomic_path

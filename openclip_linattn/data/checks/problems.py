@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from openclip_linattn.data.between_shards import Meetings, Overlap
+from openclip_linattn.data.checks.between_shards import Meetings, Overlap
+from openclip_linattn.data.checks.shard_report import ShardReport
 from openclip_linattn.data.decoding import IMAGE_SUFFIXES
-from openclip_linattn.data.shard_report import ShardReport
 
 Severity = Literal["error", "warning"]
 MAX_NAMED = 3

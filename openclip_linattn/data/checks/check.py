@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from openclip_linattn.data.dataset_report import DatasetReport
+from openclip_linattn.data.checks.dataset_report import DatasetReport
+from openclip_linattn.data.checks.shard_report import DIED, ShardReport, check_shard
+from openclip_linattn.data.checks.verdicts import VerdictStore
 from openclip_linattn.data.identity import identity
 from openclip_linattn.data.reading import READABLE, scheme_of
 from openclip_linattn.data.shard_pool import DeadProcess, map_unordered
-from openclip_linattn.data.shard_report import DIED, ShardReport, check_shard
 from openclip_linattn.data.sources import expand, find_gaps, find_missing
-from openclip_linattn.data.verdicts import VerdictStore
 from openclip_linattn.errors import UserError
 
 __all__ = ["SILENCE", "DatasetReport", "check", "choose", "read_shards", "survey"]

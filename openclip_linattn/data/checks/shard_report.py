@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from openclip_linattn.data.checks.histograms import ASPECTS, CAPTIONS, SIDES
+from openclip_linattn.data.checks.shard_keys import ContentDigest, KeyTracker, ShardKeys
 from openclip_linattn.data.decoding import UNCHECKED, Verdict, judge
-from openclip_linattn.data.histograms import ASPECTS, CAPTIONS, SIDES
 from openclip_linattn.data.pipes import TIMED_OUT
 from openclip_linattn.data.reading import (
     NOT_REGULAR,
@@ -20,7 +21,6 @@ from openclip_linattn.data.reading import (
     read_samples,
     scheme_of,
 )
-from openclip_linattn.data.shard_keys import ContentDigest, KeyTracker, ShardKeys
 
 EXAMPLES = 3
 DIED = "was not read: the process that read it ended"

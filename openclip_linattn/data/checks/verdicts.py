@@ -19,9 +19,9 @@ from uuid import uuid4
 
 from PIL import __version__ as pillow_version
 
+from openclip_linattn.data.checks.shard_report import ShardReport
 from openclip_linattn.data.identity import identity
 from openclip_linattn.data.reading import local_path, scheme_of
-from openclip_linattn.data.shard_report import ShardReport
 from openclip_linattn.errors import UserError
 from openclip_linattn.files import atomic_path
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from openclip_linattn.data.between_shards import Overlap, find_overlap
-from openclip_linattn.data.histograms import ASPECTS, CAPTIONS, SIDES
-from openclip_linattn.data.problems import Problem, find_problems
-from openclip_linattn.data.shard_report import ShardReport
+from openclip_linattn.data.checks.between_shards import Overlap, find_overlap
+from openclip_linattn.data.checks.histograms import ASPECTS, CAPTIONS, SIDES
+from openclip_linattn.data.checks.problems import Problem, find_problems
+from openclip_linattn.data.checks.shard_report import ShardReport
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openclip_linattn.data.epoch_shape import Coverage
+from openclip_linattn.data.training.epoch_shape import Coverage
 
 LONG_EPOCH = 10_000_000
 UNEVEN = 0.05  # of the set left out by an epoch that is as long as the set

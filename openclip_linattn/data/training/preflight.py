@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from openclip_linattn.data.cache import ReportCache, set_digest
-from openclip_linattn.data.check import DatasetReport, choose, read_shards, survey
-from openclip_linattn.data.epoch_notes import epoch_notes
-from openclip_linattn.data.epoch_shape import Coverage, Reading
+from openclip_linattn.data.checks.check import DatasetReport, choose, read_shards, survey
+from openclip_linattn.data.checks.shard_report import ShardReport
 from openclip_linattn.data.remote_sizes import remote_counts
-from openclip_linattn.data.shard_report import ShardReport
 from openclip_linattn.data.sizes import openclip_count, sample_count, shard_counts, write_sizes
 from openclip_linattn.data.sources import as_pattern, expand
+from openclip_linattn.data.training.cache import ReportCache, set_digest
+from openclip_linattn.data.training.epoch_notes import epoch_notes
+from openclip_linattn.data.training.epoch_shape import Coverage, Reading
 from openclip_linattn.errors import UserError
 
 __all__ = ["PreflightResult", "preflight", "sample_count"]

@@ -1,0 +1,1 @@
+"""Captioned sets that are drawn or found in a package: no download."""

@@ -1,0 +1,1 @@
+"""The look before training, and OpenCLIP's flags for a source."""
