@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,3 +45,12 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}): repair or delete it.") from error
+
+
+def cache_folder() -> Path:
+    """The user's cache folder of this package; for a user without a home, as in a container, a temporary one."""
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        home = Path(tempfile.gettempdir()) / f"cache-{os.getuid()}"
+    return home / "openclip_linattn"

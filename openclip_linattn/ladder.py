@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.manifest import read_manifest
+from openclip_linattn.termination import terminable
 
 POLL_SECONDS = 0.5
 TAIL_BYTES = 4096
@@ -132,7 +132,7 @@ def train_ladder(
     console = console or Console(stderr=True)
     for run in runs:
         _check_settings(run)
-    with _locks(runs) as locks, _terminated_as_interrupted():
+    with _locks(runs) as locks, terminable():
         outcomes = _train_all(runs, jobs, after, _Children(locks), console)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     if failed:
@@ -184,23 +184,6 @@ def _locks(runs: Sequence[Run]) -> Iterator[list[int]]:
     finally:
         for file in files:
             file.close()
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM, as from SLURM or `timeout`, ends the ladder as Ctrl-C does: with its children."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only there can handlers be set
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _Children:

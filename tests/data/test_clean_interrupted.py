@@ -21,7 +21,8 @@ from openclip_linattn.data.clean.folder import Folder
 from openclip_linattn.data.clean.judging import PlanTask, plan_shard
 from openclip_linattn.data.clean.run import clean
 from openclip_linattn.data.clean.settings import Settings
-from openclip_linattn.data.clean.workers import Terminated, Unfinished, share, terminable
+from openclip_linattn.data.clean.workers import Unfinished, share
+from openclip_linattn.termination import Terminated, terminable
 
 FLAGS = ("--samples-per-shard", "8", "--resize", "64", "--deduplicate", "caption")
 SETTINGS = Settings(samples_per_shard=8, resize=64, deduplicate="caption")

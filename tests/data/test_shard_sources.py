@@ -147,7 +147,9 @@ def other_user(tmp_path):
     if os.geteuid():
         yield
         return
-    own = [folder for folder in tmp_path.parents if "pytest-of-" in str(folder)]  # more of them in parallel runs
+    own = [
+        folder for folder in tmp_path.parents if "pytest-of-" in str(folder)
+    ]  # more of them in parallel runs
     for folder in (tmp_path, *own):
         folder.chmod(0o755)
     os.seteuid(65534)

@@ -17,8 +17,9 @@ from openclip_linattn.cli.data.progress import progress
 from openclip_linattn.data.checks.problems import percent
 from openclip_linattn.data.clean.run import Cleaned, clean
 from openclip_linattn.data.clean.settings import Settings
-from openclip_linattn.data.clean.workers import Terminated, Unfinished
+from openclip_linattn.data.clean.workers import Unfinished
 from openclip_linattn.data.shard_pool import available_cores
+from openclip_linattn.termination import Terminated
 
 MAX_FAULTS = 10
 

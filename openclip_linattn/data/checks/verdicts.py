@@ -23,7 +23,7 @@ from openclip_linattn.data.checks.shard_report import ShardReport
 from openclip_linattn.data.identity import identity
 from openclip_linattn.data.reading import local_path, scheme_of
 from openclip_linattn.errors import UserError
-from openclip_linattn.files import atomic_path
+from openclip_linattn.files import atomic_path, cache_folder
 
 VERSION = 1
 FOLDER = ".openclip_linattn_check"
@@ -137,10 +137,9 @@ def open_store(urls: Sequence[str], folder: Path | None) -> VerdictStore:
     if local is not None:
         with suppress(UserError):
             return VerdictStore(local.parent / FOLDER)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place = str(local.parent if local is not None else urls[0].rpartition("/")[0])
     name = hashlib.sha256(place.encode(errors="surrogatepass")).hexdigest()[:16]
-    return VerdictStore(home / "openclip_linattn" / f"check-{name}")
+    return VerdictStore(cache_folder() / f"check-{name}")
 
 
 def _name(url: str) -> str:

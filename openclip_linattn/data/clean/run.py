@@ -15,7 +15,7 @@ from openclip_linattn.data.clean.judging import changed
 from openclip_linattn.data.clean.passes import Stage, first_pass, second_pass
 from openclip_linattn.data.clean.sealing import Sealed, read_sealed
 from openclip_linattn.data.clean.settings import Settings
-from openclip_linattn.data.clean.workers import Unfinished, terminable
+from openclip_linattn.data.clean.workers import Unfinished
 from openclip_linattn.data.clean.writing import Record
 from openclip_linattn.data.drawn.build import no_progress
 from openclip_linattn.data.reading import local_path, scheme_of
@@ -23,6 +23,7 @@ from openclip_linattn.data.sizes import SIZES
 from openclip_linattn.data.sources import expand
 from openclip_linattn.errors import UserError
 from openclip_linattn.files import read_json, write_json
+from openclip_linattn.termination import terminable
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,9 @@
-"""Shares the tasks of a pass among processes, and lets SIGTERM end them as Ctrl-C does."""
+"""Shares the tasks of a pass among processes."""
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from functools import partial
 from operator import attrgetter
 from typing import Protocol, TypeVar
@@ -15,10 +13,6 @@ from openclip_linattn.data.shard_pool import DeadProcess, map_unordered
 
 class Unfinished(Exception):  # noqa: N818 - says what it is
     """The cleaning could not be completed, explained in sentences; what was done stays, and is gone on from."""
-
-
-class Terminated(KeyboardInterrupt):
-    """The process was told to end by SIGTERM, as from SLURM or `timeout`."""
 
 
 class Named(Protocol):
@@ -60,23 +54,6 @@ def share(
             "give fewer --workers, and run the same command again to go on."
         )
     return failures
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Within the block SIGTERM raises Terminated."""
-
-    def terminate(*_: object) -> None:
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only there can handlers be set
-        return
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _results(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from PIL import __version__ as pillow_version
 
 from openclip_linattn.data.checks.shard_report import ShardReport
 from openclip_linattn.data.reading import local_path, scheme_of
-from openclip_linattn.files import write_json
+from openclip_linattn.files import cache_folder, write_json
 
 VERSION = 1
 NAME = ".openclip_linattn_check.json"
@@ -41,11 +40,8 @@ class ReportCache:
 
     def __init__(self, urls: Sequence[str]) -> None:
         folder = local_path(urls[0]).absolute().parent
-        self.paths = [folder / NAME]
-        with suppress(RuntimeError):  # a user without a home, as in a container
-            home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-            name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
-            self.paths.append(home / "openclip_linattn" / f"{name}.json")
+        name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+        self.paths = (folder / NAME, cache_folder() / f"{name}.json")
 
     def get(self, key: str) -> list[ShardReport] | None:
         """The reports kept under `key`, or None."""
