@@ -57,7 +57,7 @@ def device_name(device: torch.device) -> str:
     """The card's name, or the processor's with its number of cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{_processor()}, {os.cpu_count()} cores"
+    return f"{processor()}, {os.cpu_count()} cores"
 
 
 def file_stem(benchmark: str, device: torch.device) -> str:
@@ -82,7 +82,7 @@ def environment(device: torch.device, dtype: torch.dtype, head_width: int) -> di
         "command": shlex.join(command),
         "device": device_name(device),
         "device_type": device.type,
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "free_memory_bytes": free_memory(device),
@@ -106,7 +106,8 @@ def running_kernel(dtype: torch.dtype, head_width: int, device: torch.device) ->
     return choose(x, x)
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the processor."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
