@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import zipfile
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from openclip_linattn.files import atomic_path
+from openclip_linattn.files import atomic_path, cache_folder
 from openclip_linattn.zeroshot.checkpoints import Checkpoint
 from openclip_linattn.zeroshot.labels import LabelSet
 
@@ -31,8 +30,7 @@ class EmbeddingCache:
     """
 
     def __init__(self, checkpoint: Checkpoint, *, precision: str, device: torch.device) -> None:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        self.folder = home / "openclip_linattn" / "class_embeddings"
+        self.folder = cache_folder() / "class_embeddings"
         state = checkpoint.path.stat()
         versions = [version(package) for package in ("open_clip_torch", "torch")]
         self._stamp = json.dumps([state.st_size, state.st_mtime_ns, *versions])

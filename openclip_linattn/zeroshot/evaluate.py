@@ -15,7 +15,7 @@ from openclip_linattn.zeroshot.opening import open_tasks
 from openclip_linattn.zeroshot.options import EvaluationOptions
 from openclip_linattn.zeroshot.processes import Processes, joined
 from openclip_linattn.zeroshot.resolutions import at_sizes
-from openclip_linattn.zeroshot.rows import Row, write_json
+from openclip_linattn.zeroshot.rows import Row, check_writable, write_json
 
 __all__ = ["EvaluationError", "EvaluationOptions", "evaluate"]
 
@@ -51,14 +51,11 @@ def evaluate(
     found = find_checkpoints(checkpoints, options.model)
     for checkpoint in found:
         check_model_name(checkpoint.model)
-    _check_output(output)
-    sized = [each for checkpoint in found for each in _at_sizes(checkpoint, options.image_sizes)]
+    if output is not None:
+        check_writable(output)
+    sized = [each for checkpoint in found for each in at_sizes(checkpoint, options.image_sizes)]
     with joined() as processes:
         return _evaluate(sized, data, options, processes, output, console if processes.first else None)
-
-
-def _at_sizes(checkpoint: Checkpoint, sizes: Sequence[int]) -> list[Checkpoint]:
-    return at_sizes(checkpoint, sizes) if sizes else [checkpoint]
 
 
 def _evaluate(
@@ -84,8 +81,3 @@ def _evaluate(
     if failures:
         raise EvaluationError("\n".join(failures), rows)
     return rows
-
-
-def _check_output(output: Path | None) -> None:
-    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
-        raise UserError(f"{output} cannot be written: it is a folder, or the folder around it does not exist")

@@ -1,6 +1,6 @@
 """95 % intervals of accuracies: Wilson's for counts, the bootstrap for means over classes and for recall.
 
-Where all that was seen is right, or all wrong, the bootstrap shows no spread; there too Wilson's stands.
+Where each class is seen all right or all wrong, the bootstrap shows no spread; there too Wilson's stands.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,18 +44,20 @@ def mean_per_class_interval(right: Sequence[int], n: Sequence[int], *, seed: int
         raise UserError("right answers and images per class do not fit together; give both for every class")
     if not sizes.any():
         raise UserError("no class has images, so there is no mean over classes")
-    if hits.sum() in (0, sizes.sum()):
-        seen = sizes[sizes > 0]
-        # A plain accuracy of so many images has the variance of this mean.
-        images = int(len(seen) ** 2 / (1 / seen).sum())
-        return wilson(images if hits.any() else 0, images)
     rng = np.random.default_rng(seed)
     single, several = sizes == 1, sizes > 1
     total = _resampled_sum(rng, hits[several], sizes[several])
     pooled = int(single.sum())
     if pooled:
         total += pooled * _resampled_sum(rng, hits[single].sum(keepdims=True), np.array([pooled]))
-    return _percentiles(total / (pooled + int(several.sum())))
+    low, high = _percentiles(total / (pooled + int(several.sum())))
+    return (low, high) if low < high else _wilson_of_mean(hits[sizes > 0], sizes[sizes > 0])
+
+
+def _wilson_of_mean(hits: NDArray[np.int_], sizes: NDArray[np.int_]) -> Interval:
+    """Return Wilson's interval at the mean over classes, of as many images as a plain accuracy of its variance has."""
+    images = int(len(sizes) ** 2 / (1 / sizes).sum())
+    return wilson(round(images * float((hits / sizes).mean())), images)
 
 
 def _resampled_sum(rng: np.random.Generator, hits: NDArray[np.int_], sizes: NDArray[np.int_]) -> Floats:

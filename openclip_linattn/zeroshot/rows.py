@@ -73,6 +73,12 @@ def save_rows(folder: Path, rows: Sequence[Row]) -> None:
         write_text(folder / RESULTS_FILE, "".join(f"{_dumps(row)}\n" for row in kept.values()))
 
 
+def check_writable(path: Path) -> None:
+    """Raise UserError where no file can be written to `path`, before hours are spent on what it is to hold."""
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise UserError(f"{path} cannot be written: it is a folder, or the folder around it does not exist")
+
+
 def write_json(path: Path, rows: Sequence[Row]) -> None:
     """Write all rows to `path` as one JSON list, atomically; raises UserError when it cannot be written."""
     try:

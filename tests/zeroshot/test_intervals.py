@@ -203,3 +203,8 @@ def test_recall_takes_images_with_many_captions_as_they_count() -> None:
     hits, queries = np.array([0.0] * 50 + [10.0] * 50), np.array([1.0] * 50 + [10.0] * 50)
     low, high = recall_interval(hits, queries)
     assert 0.8 < low < 500 / 550 < high < 1
+
+
+def test_a_model_that_always_says_one_class_is_not_certain_of_its_mean_per_class() -> None:
+    # 16 images have about the variance of this mean: 4 ** 2 / (1/3 + 1/4 + 1/5 + 1/6) = 16.8.
+    assert mean_per_class_interval([3, 0, 0, 0], [3, 4, 5, 6]) == wilson(4, 16)

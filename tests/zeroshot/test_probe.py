@@ -67,7 +67,8 @@ def test_the_probe_reads_colors_from_the_features_of_a_random_model(
     assert "top5" not in result
     assert len(result["sweep"]) == 15
     assert result["C"] in [C for C, _, _ in result["sweep"]]
-    for name, (low, high) in result["intervals"].items():
+    for name in ("top1", "mean_per_class"):
+        low, high = result[f"{name}_interval"]
         assert low <= result[name] <= high
     json.dumps(result, allow_nan=False)
 

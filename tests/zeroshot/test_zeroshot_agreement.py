@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
-from openclip_linattn.data.shapes import TEST, draw_sample
+from openclip_linattn.data.drawn.shapes import TEST, draw_sample
 from openclip_linattn.zeroshot.dataset import open_evaluation_set
 from openclip_linattn.zeroshot.embeddings import Classifiers
 from openclip_linattn.zeroshot.evaluate import EvaluationOptions, evaluate

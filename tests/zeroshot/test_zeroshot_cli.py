@@ -8,7 +8,8 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from openclip_linattn.cli.evaluate import evaluate_command, short_names
+from openclip_linattn.cli.evaluate import evaluate_command
+from openclip_linattn.cli.evaluate.titles import short_names
 
 
 @pytest.fixture
@@ -162,3 +163,66 @@ def test_an_empty_class_is_refused_unless_told(cli: Any, checkpoint: Path, pets:
     assert "the classes are 'some'; they can be all or present" in (
         cli(checkpoint, "--data", pets, "--classes", "some", *PLAIN).stderr
     )
+
+
+def said(folder: Path, make: Any) -> Path:
+    """Tars of images with captions."""
+    content = {
+        key: {"png": members["png"], "txt": f"caption of {key}".encode()}
+        for key, members in make.samples(12).items()
+    }
+    make.set(folder, content)
+    (folder / "dataset_type.txt").write_text("retrieval\n")
+    return folder
+
+
+def test_every_task_has_a_table_of_its_own(
+    cli: Any, checkpoint: Path, data_folder: Path, make: Any, tmp_path: Path
+) -> None:
+    place = said(tmp_path / "said", make)
+    both = ("--data", data_folder, "--data", place, "--label-set", "color")
+    rows = json.loads(cli(checkpoint, *both, "--json", *PLAIN).stdout)
+    shown = cli(checkpoint, *both, *PLAIN).stdout
+    assert shown.index("Zero-shot accuracy on figures") < shown.index("Retrieval, recall on said")
+    low, high = rows[0]["top1_interval"]
+    assert f"[{100 * low:.2f}, {100 * high:.2f}]" in shown
+    for k in (1, 5, 10):
+        assert f"{100 * rows[1][f'image_to_text_recall@{k}']:.2f}" in shown
+        assert f"{100 * rows[1][f'text_to_image_recall@{k}']:.2f}" in shown
+
+
+def test_a_probe_has_a_table(
+    cli: Any, checkpoint: Path, data_folder: Path, make: Any, tmp_path: Path
+) -> None:
+    train = make.set(tmp_path / "train", make.samples(60))
+    result = cli(checkpoint, "--data", data_folder, "--probe", train, "--label-set", "color", *PLAIN)
+    assert result.exit_code == 0
+    assert "Linear probe, accuracy on figures" in result.stdout
+    assert "color/probe (4)" in result.stdout
+
+
+def test_accuracy_stands_against_resolution(cli: Any, checkpoint: Path, data_folder: Path) -> None:
+    sizes = ("--image-size", "64,32", "--label-set", "color x shape")
+    rows = json.loads(cli(checkpoint, "--data", data_folder, *sizes, "--json", *PLAIN).stdout)
+    shown = cli(checkpoint, "--data", data_folder, *sizes, *PLAIN).stdout
+    lines = shown[shown.index("Top-1 against image size") :].splitlines()
+    assert lines[2].split() == ["checkpoint", "data", "labels", "32", "64"]
+    assert lines[4].split()[-2:] == [f"{100 * row['top1']:.2f}" for row in reversed(rows)]
+    refused = cli(checkpoint, "--data", data_folder, "--image-size", "224x224", *PLAIN)
+    assert (refused.exit_code, "--image-size is '224x224'" in refused.stderr) == (2, True)
+
+
+# clip_benchmark leaves shards to be closed by the collector.
+@pytest.mark.filterwarnings(r"ignore:unclosed file .*\.tar'>:ResourceWarning")
+def test_sets_of_clip_benchmark_have_a_mean(
+    cli: Any, checkpoint: Path, data_folder: Path, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(data_folder, tmp_path / name)
+    named = ("--benchmark", "wds/one", "--benchmark", "wds/two", "--benchmark-root", tmp_path / "{dataset}")
+    rows = json.loads(cli(checkpoint, *named, "--json", *PLAIN).stdout)
+    shown = cli(checkpoint, *named, "--benchmark", "wds/three", *PLAIN)
+    mean = 50 * (rows[0]["top1"] + rows[1]["top1"])
+    assert f"mean top-1 of 2 sets of clip_benchmark at 32 px is {mean:.2f} %" in shown.stdout
+    assert shown.exit_code == 2
+    assert "wds/three: " in shown.stderr

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.dataset import open_evaluation_set
-from openclip_linattn.zeroshot.reading import DataError, keyed_batches
+from openclip_linattn.zeroshot.reading import keyed_batches
+from openclip_linattn.zeroshot.streaming import DataError
 
 
 def small(image: Image.Image) -> Tensor:

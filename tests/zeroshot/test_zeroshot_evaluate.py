@@ -20,14 +20,14 @@ from torch import Tensor
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot import embeddings as embeddings_module
-from openclip_linattn.zeroshot import score as score_module
+from openclip_linattn.zeroshot import encoding as encoding_module
 from openclip_linattn.zeroshot.checkpoints import find_checkpoints
 from openclip_linattn.zeroshot.dataset import open_evaluation_set
 from openclip_linattn.zeroshot.embeddings import class_embeddings
 from openclip_linattn.zeroshot.evaluate import EvaluationError, EvaluationOptions, evaluate
 from openclip_linattn.zeroshot.labels import LabelSet
 from openclip_linattn.zeroshot.models import LoadedModel, load_model
-from openclip_linattn.zeroshot.reading import DataError
+from openclip_linattn.zeroshot.streaming import DataError
 
 # OpenCLIP's and clip_benchmark's accuracy turn arrays of one element into numbers.
 NUMPY_SCALAR = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -58,7 +58,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         built.append(checkpoint.path.name)
         return load_model(checkpoint, **rest)
 
-    monkeypatch.setattr("openclip_linattn.zeroshot.evaluate.load_model", build)
+    monkeypatch.setattr("openclip_linattn.zeroshot.checkpoint_rows.load_model", build)
     return built
 
 
@@ -193,8 +193,10 @@ def test_images_and_shared_class_names_are_encoded_once(
     checkpoint: Path, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, texts = [], []
-    features, embeddings = score_module.image_features, embeddings_module.class_embeddings
-    monkeypatch.setattr(score_module, "image_features", lambda m, x: images.append(len(x)) or features(m, x))
+    features, embeddings = encoding_module.image_features, embeddings_module.class_embeddings
+    monkeypatch.setattr(
+        encoding_module, "image_features", lambda m, x: images.append(len(x)) or features(m, x)
+    )
     monkeypatch.setattr(
         embeddings_module, "class_embeddings", lambda m, x, a: texts.append(x.name) or embeddings(m, x, a)
     )
@@ -284,7 +286,7 @@ def test_a_run_folder_that_cannot_be_written_keeps_the_rows(
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("openclip_linattn.zeroshot.evaluate.save_rows", refuse)
+    monkeypatch.setattr("openclip_linattn.zeroshot.checkpoint_rows.save_rows", refuse)
     assert len(evaluate([run], [data_folder], options(save=True))) == 6
     assert "were not saved" in caplog.text
 
@@ -325,7 +327,7 @@ def test_a_faulty_image_stops_the_evaluation(checkpoint: Path, tmp_path: Path, m
 @pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "pure_bf16"])
 def test_image_features_are_float32_of_norm_one(checkpoint: Path, precision: str) -> None:
     model = load_model(find_checkpoints([checkpoint])[0], device=torch.device("cpu"), precision=precision)
-    features = score_module.image_features(model, torch.rand(3, 3, 32, 32))
+    features = encoding_module.image_features(model, torch.rand(3, 3, 32, 32))
     assert features.dtype == torch.float32
     assert torch.allclose(features.norm(dim=1), torch.ones(3), atol=1e-6)
 

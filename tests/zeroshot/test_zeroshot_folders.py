@@ -15,8 +15,9 @@ from torch import Tensor
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.dataset import open_evaluation_set
 from openclip_linattn.zeroshot.layouts import find_layout
-from openclip_linattn.zeroshot.reading import DataError, keyed_batches
+from openclip_linattn.zeroshot.reading import keyed_batches
 from openclip_linattn.zeroshot.sets import FolderSet
+from openclip_linattn.zeroshot.streaming import DataError
 from openclip_linattn.zeroshot.wnids import (
     imagenet1k_names,
     imagenet1k_wnids,

@@ -1,0 +1,93 @@
+"""The processes that torchrun starts: they share out the images of an evaluation and bring the answers together."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from openclip_linattn.errors import UserError
+
+T = TypeVar("T")
+_PATIENCE = timedelta(
+    days=30
+)  # the others wait for the slowest, which may read an archive of millions of images
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among `count`; alone by default. `local_rank` counts within its machine."""
+
+    rank: int = 0
+    count: int = 1
+    local_rank: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes and speaks for all."""
+        return self.rank == 0
+
+    def collect(self, work: Callable[[], T]) -> list[T]:
+        """Do `work` in every process and return what each got, by rank, in all of them.
+
+        An error of one ends the work of all: a UserError is raised everywhere as it is, another error as a UserError
+        in the other processes.
+        """
+        if self.count == 1:
+            return [work()]
+        outcome: T | None = None
+        error: Exception | None = None
+        try:
+            outcome = work()
+        except Exception as caught:
+            error = caught
+        told = error if error is None or isinstance(error, UserError) else self._foreign(error)
+        everyone: list[Any] = [None] * self.count
+        dist.all_gather_object(everyone, (outcome, told))
+        if error is not None:
+            raise error
+        for _, failure in everyone:
+            if failure is not None:
+                raise failure
+        return [each for each, _ in everyone]
+
+    def _foreign(self, error: Exception) -> UserError:
+        return UserError(f"process {self.rank} failed: {type(error).__name__}: {error}")
+
+    def by_first(self, work: Callable[[], T]) -> T:
+        """Do `work` in the first process only, and return what it got in all."""
+        return self.collect(lambda: work() if self.first else None)[0]  # type: ignore[return-value]
+
+    def device(self, wanted: torch.device) -> torch.device:
+        """Return `wanted`, or this process's own card where `wanted` leaves its number open."""
+        if self.count == 1 or str(wanted) != "cuda":
+            return wanted
+        return torch.device("cuda", self.local_rank % torch.cuda.device_count())
+
+
+ALONE = Processes()
+
+
+def first_process() -> bool:
+    """Whether this process is the only one, or the first of those that torchrun started."""
+    return not dist.is_torchelastic_launched() or os.environ["RANK"] == "0"
+
+
+@contextmanager
+def joined() -> Iterator[Processes]:
+    """Join the processes of torchrun, if there are several, for as long as the block lasts.
+
+    Only answers travel between them, on the CPU, so gloo serves whatever the device is.
+    """
+    if not dist.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
+        yield Processes()
+        return
+    dist.init_process_group("gloo", timeout=_PATIENCE)
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
+    finally:
+        dist.destroy_process_group()
