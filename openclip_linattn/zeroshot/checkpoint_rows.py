@@ -13,15 +13,15 @@ from rich.progress import Progress, TaskID
 from openclip_linattn.epochs import recorded_epoch
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.bars import watch_on
+from openclip_linattn.zeroshot.benchmarks.passthrough import BenchmarkError
 from openclip_linattn.zeroshot.checkpoints import Checkpoint, CheckpointError
-from openclip_linattn.zeroshot.embedding_cache import EmbeddingCache
-from openclip_linattn.zeroshot.embeddings import Classifiers
-from openclip_linattn.zeroshot.models import check_model_name, load_model
+from openclip_linattn.zeroshot.encoders.embedding_cache import EmbeddingCache
+from openclip_linattn.zeroshot.encoders.embeddings import Classifiers
+from openclip_linattn.zeroshot.encoders.models import check_model_name, load_model
 from openclip_linattn.zeroshot.options import EvaluationOptions
-from openclip_linattn.zeroshot.passthrough import BenchmarkError
-from openclip_linattn.zeroshot.prediction_files import save_predictions
 from openclip_linattn.zeroshot.processes import Processes
-from openclip_linattn.zeroshot.rows import Row, RowKey, inputs_digest, read_rows, row_key, save_rows
+from openclip_linattn.zeroshot.results.prediction_files import save_predictions
+from openclip_linattn.zeroshot.results.rows import Row, RowKey, inputs_digest, read_rows, row_key, save_rows
 from openclip_linattn.zeroshot.score import Scored
 from openclip_linattn.zeroshot.tasks import Means, Question, Task
 

@@ -10,12 +10,12 @@ from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.bars import progress_bars, watch_on
 from openclip_linattn.zeroshot.checkpoint_rows import Evaluation
 from openclip_linattn.zeroshot.checkpoints import Checkpoint, find_checkpoints
-from openclip_linattn.zeroshot.models import check_model_name, choose_device
+from openclip_linattn.zeroshot.encoders.models import check_model_name, choose_device
 from openclip_linattn.zeroshot.opening import open_tasks
 from openclip_linattn.zeroshot.options import EvaluationOptions
 from openclip_linattn.zeroshot.processes import Processes, joined
 from openclip_linattn.zeroshot.resolutions import at_sizes
-from openclip_linattn.zeroshot.rows import Row, check_writable, write_json
+from openclip_linattn.zeroshot.results.rows import Row, check_writable, write_json
 
 __all__ = ["EvaluationError", "EvaluationOptions", "evaluate"]
 

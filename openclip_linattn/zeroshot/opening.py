@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.zeroshot.benchmark_sets import Benchmarks
-from openclip_linattn.zeroshot.caption_files import CAPTION_SUFFIXES
-from openclip_linattn.zeroshot.dataset import RETRIEVAL_KIND, open_evaluation_set
+from openclip_linattn.zeroshot.benchmarks.sets import Benchmarks
 from openclip_linattn.zeroshot.options import EvaluationOptions
-from openclip_linattn.zeroshot.retrieval_sets import open_retrieval_set
-from openclip_linattn.zeroshot.sets import EvaluationSet
+from openclip_linattn.zeroshot.retrieval.caption_files import CAPTION_SUFFIXES
+from openclip_linattn.zeroshot.retrieval.opening import open_retrieval_set
+from openclip_linattn.zeroshot.sets.dataset import RETRIEVAL_KIND, open_evaluation_set
+from openclip_linattn.zeroshot.sets.kinds import EvaluationSet
 from openclip_linattn.zeroshot.tasks import (
     PROBE,
     Task,

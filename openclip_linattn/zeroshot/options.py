@@ -7,7 +7,7 @@ from pathlib import Path
 from joblib import cpu_count
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.zeroshot.dataset import CLASS_CHOICES
+from openclip_linattn.zeroshot.sets.dataset import CLASS_CHOICES
 
 PRECISIONS = ("fp32", "amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16")
 

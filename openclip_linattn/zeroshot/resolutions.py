@@ -6,7 +6,7 @@ from dataclasses import replace
 import open_clip
 
 from openclip_linattn.zeroshot.checkpoints import Checkpoint
-from openclip_linattn.zeroshot.models import check_model_name, square_side
+from openclip_linattn.zeroshot.encoders.models import check_model_name, square_side
 
 _DEFAULT = 224  # OpenCLIP's, where a model's config names none
 

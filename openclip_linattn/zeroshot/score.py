@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from openclip_linattn.zeroshot.accuracy import accuracy
-from openclip_linattn.zeroshot.embeddings import Classifiers
-from openclip_linattn.zeroshot.encoding import encoded_batches
-from openclip_linattn.zeroshot.labels import LabelSet
-from openclip_linattn.zeroshot.predictions import Predictions, best_classes, gather
+from openclip_linattn.zeroshot.encoders.embeddings import Classifiers
+from openclip_linattn.zeroshot.encoders.encoding import encoded_batches
 from openclip_linattn.zeroshot.processes import ALONE, Processes
-from openclip_linattn.zeroshot.reading import check_count
-from openclip_linattn.zeroshot.sets import EvaluationSet
+from openclip_linattn.zeroshot.results.accuracy import accuracy
+from openclip_linattn.zeroshot.results.predictions import Predictions, best_classes, gather
+from openclip_linattn.zeroshot.sets.kinds import EvaluationSet
+from openclip_linattn.zeroshot.sets.labels import LabelSet
+from openclip_linattn.zeroshot.sets.reading import check_count
 from openclip_linattn.zeroshot.watching import Advance
 
 

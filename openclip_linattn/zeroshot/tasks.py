@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openclip_linattn.zeroshot.benchmark_sets import Benchmarks
-from openclip_linattn.zeroshot.embeddings import Classifiers
-from openclip_linattn.zeroshot.passthrough import data_state, run_benchmark
-from openclip_linattn.zeroshot.probe import score_probe
+from openclip_linattn.zeroshot.benchmarks.passthrough import data_state, run_benchmark
+from openclip_linattn.zeroshot.benchmarks.sets import Benchmarks
+from openclip_linattn.zeroshot.encoders.embeddings import Classifiers
+from openclip_linattn.zeroshot.probe.scoring import score_probe
 from openclip_linattn.zeroshot.processes import ALONE, Processes
-from openclip_linattn.zeroshot.retrieval import score_retrieval
-from openclip_linattn.zeroshot.retrieval_sets import RetrievalSet
+from openclip_linattn.zeroshot.retrieval.opening import RetrievalSet
+from openclip_linattn.zeroshot.retrieval.scoring import score_retrieval
 from openclip_linattn.zeroshot.score import Scored, score
-from openclip_linattn.zeroshot.sets import EvaluationSet
+from openclip_linattn.zeroshot.sets.kinds import EvaluationSet
 from openclip_linattn.zeroshot.watching import Advance, Watch, unwatched
 
 RETRIEVAL, BENCHMARK, PROBE = (

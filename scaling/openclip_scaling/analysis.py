@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from openclip_scaling.settings import Settings
 from openclip_scaling.table import grouped_points
 from openclip_scaling.uncertainty import Bootstrap, bootstrap, seed_for
 
-__all__ = ["Analysis", "GroupFit", "Progress", "Settings", "analyse"]
+__all__ = ["Analysis", "GroupFit", "Progress", "Settings", "analyse", "fitted", "laws_of", "remarks_on"]
 
 _COMPUTE = ("train_flop", "hours")
 _WORTH_SAYING = 0.1  # share of resamples left out that the reader should know of
@@ -102,32 +102,36 @@ class Analysis:
     @property
     def remarks(self) -> list[str]:
         """Every notice once, with the fits that it belongs to."""
-        where: dict[str, list[str]] = {}
-        for item in self.fits:
-            for text in item.notices:
-                where.setdefault(text, []).append(f"{item.group} ({item.fit.law.name})")
-        everywhere = len(self.fits) if len(self.fits) > 1 else 2
-        listed = (
-            f"{'all fits' if len(names) == everywhere else ', '.join(names)}: {text}"
-            for text, names in where.items()
-        )
-        return [*listed, *self.notices]
+        return [*remarks_on(self.fits), *self.notices]
 
     def by_law(self, law: str) -> dict[str, GroupFit]:
         """The fits of one law, by group."""
         return {item.group: item for item in self.fits if item.fit.law.name == law}
 
+    def boots(self, law: str) -> dict[str, Bootstrap]:
+        """What comparisons take: the resamples of the fits of one law, by group."""
+        return {group: item.boot for group, item in self.by_law(law).items()}
+
+
+def remarks_on(fits: Sequence[GroupFit]) -> list[str]:
+    """The notices of several fits, each once, with the fits that it belongs to."""
+    where: dict[str, list[str]] = {}
+    for item in fits:
+        for text in item.notices:
+            where.setdefault(text, []).append(f"{item.group} ({item.fit.law.name})")
+    everywhere = len(fits) if len(fits) > 1 else 2
+    return [
+        f"{'all fits' if len(names) == everywhere else ', '.join(names)}: {text}"
+        for text, names in where.items()
+    ]
+
 
 def analyse(frame: pd.DataFrame, settings: Settings, progress: Progress | None = None) -> Analysis:
     """Fit every group. Raises UserError when nothing can be fitted, or batch sizes would be mixed."""
     notices: list[str] = []
-    laws = [law_named(name) for name in settings.laws]
-    for law in laws:
-        if law.scales != len(settings.scales):
-            raise UserError(_wrong_scales(law))
+    laws = laws_of(settings)
     metric = metric_named(settings.metric).on(frame, notices)
     groups = grouped_points(frame, settings, metric, notices)
-    select, loss = selection_named(settings.points), Loss(settings.delta, settings.residuals)
     several = any(len(points.runs) < len(points) for points in groups.values())
     if settings.points == "all" and several and not _constant_rate(frame):
         notices.append(
@@ -140,20 +144,37 @@ def analyse(frame: pd.DataFrame, settings: Settings, progress: Progress | None =
             "large one after few; --points frontier fits only what is best at its compute"
         )
     fits: list[GroupFit] = []
+    failures: list[str] = []
     for group, points in groups.items():
         for law in laws:
             if progress:
                 progress(f"{group}: {law.name}")
             try:
-                fit = fit_law(select(points), law, loss)
+                fits.append(fitted(group, points, law, settings))
             except UserError as error:
-                notices.append(f"{group}: no {law.name} fit: {error}")
-                continue
-            boot = bootstrap(points, fit, select, settings.draws, seed_for(group, settings.seed))
-            fits.append(GroupFit(group, fit, boot))
+                failures.append(f"{group}: no {law.name} fit: {error}")
     if not fits:
-        raise UserError(f"Nothing could be fitted to {metric.column}: {' '.join(notices) or 'no points.'}")
-    return Analysis(settings, metric, fits, groups, notices)
+        raise UserError(f"Nothing could be fitted to {metric.column}. {' '.join(failures)}")
+    return Analysis(settings, metric, fits, groups, [*notices, *failures])
+
+
+def laws_of(settings: Settings) -> list[Law]:
+    """The laws of the settings. Raises UserError on a foreign name, and where --x does not fit a law."""
+    laws = [law_named(name) for name in settings.laws]
+    for law in laws:
+        if law.scales != len(settings.scales):
+            raise UserError(_wrong_scales(law))
+    if len(set(settings.scales)) < len(settings.scales):
+        raise UserError(f"--x {settings.x} names one column twice; a law of two scales needs two columns.")
+    return laws
+
+
+def fitted(group: str, points: Points, law: Law, settings: Settings) -> GroupFit:
+    """The law fitted to the selected points of a group. Raises UserError where they cannot fix it."""
+    select = selection_named(settings.points)
+    fit = fit_law(select(points), law, Loss(settings.delta, settings.residuals))
+    boot = bootstrap(points, fit, select, settings.draws, seed_for(group, settings.seed))
+    return GroupFit(group, fit, boot)
 
 
 def _wrong_scales(law: Law) -> str:

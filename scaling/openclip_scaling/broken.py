@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from openclip_scaling.law import Array, Law, Parameter, line
+from openclip_scaling.law import Array, Law, Parameter, inverse, line
 from openclip_scaling.power_laws import above_floor, floor_bounds
 
 
@@ -57,7 +57,7 @@ class BrokenLaw(Law):
             share,
             share * c1 * beyond,
             -share * c1 * width * (bent - beyond * distance),
-            np.exp(-total),
+            inverse(total),
         ]
         return np.stack(np.broadcast_arrays(*columns), axis=-1)
 

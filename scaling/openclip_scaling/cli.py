@@ -13,10 +13,11 @@ from rich.table import Table
 from openclip_scaling.analysis import Analysis
 from openclip_scaling.compare import Comparison, SlopeTest, compare_groups, equal_slopes_test
 from openclip_scaling.coverage_screen import coverage_command
+from openclip_scaling.curves_plot import curves_figure
 from openclip_scaling.errors import UserError
-from openclip_scaling.markdown import bounds, fits_rows, scale_text, verdicts
+from openclip_scaling.markdown import READING, bounds, fits_rows, scale_text, verdicts
 from openclip_scaling.options import with_settings
-from openclip_scaling.plot import FORMATS, curves_figure, save_figure, scaling_figure
+from openclip_scaling.plot import FORMATS, save_figure, scaling_figure
 from openclip_scaling.predict_screen import predict_command
 from openclip_scaling.report import comparison_dict, default_metrics, records, slug, write_report
 from openclip_scaling.runs import Collection, collect, grouped, save
@@ -99,7 +100,7 @@ def fit_command(sources: Sources, settings: Settings, as_json: AsJson = False) -
 def compare_command(sources: Sources, settings: Settings, as_json: AsJson = False) -> None:
     """Compare the exponents of every pair of groups."""
     analysis = analysed(read(sources), settings)
-    comparisons = [item for law in settings.laws for item in compare_groups(_boots(analysis, law))]
+    comparisons = [item for law in settings.laws for item in compare_groups(analysis.boots(law))]
     if not comparisons:
         raise UserError(f"There is one group only ({analysis.fits[0].group}); a comparison needs two.")
     slopes = _slopes(analysis)
@@ -113,9 +114,10 @@ def compare_command(sources: Sources, settings: Settings, as_json: AsJson = Fals
     for text in verdicts(comparisons):
         stdout().print(text, soft_wrap=True)
     if slopes is not None:
+        p = "< 0.0001" if slopes.p < 1e-4 else f"= {slopes.p:.4f}"
         stdout().print(
             f"Equal slopes (power law, points taken as independent): F{slopes.degrees} = {slopes.f:.3f}, "
-            f"p = {slopes.p:.4f}; checkpoints of one run make this p too small.",
+            f"p {p}; checkpoints of one run make this p too small.",
             soft_wrap=True,
         )
     print_notices(analysis.remarks)
@@ -184,10 +186,6 @@ def report_command(
         stdout().print(str(path), soft_wrap=True)
 
 
-def _boots(analysis: Analysis, law: str) -> dict[str, Any]:
-    return {group: item.boot for group, item in analysis.by_law(law).items()}
-
-
 def _slopes(analysis: Analysis) -> SlopeTest | None:
     select = selection_named(analysis.settings.points)
     try:
@@ -222,7 +220,7 @@ def _fits_table(analysis: Analysis) -> Table:
     settings = analysis.settings
     heads, rows = fits_rows(analysis)
     return table_of(
-        f"{analysis.metric.label} against {analysis.x_label}; points: {settings.points}", heads, rows
+        f"{analysis.metric.label} against {analysis.x_label}; points: {settings.points}", heads, rows, READING
     )
 
 
@@ -250,8 +248,10 @@ def _comparison_table(comparisons: Sequence[Comparison]) -> Table:
         ]
         for item in comparisons
     ]
-    title = "differences of exponents, and ratio of the predicted metric at the largest common scale"
-    return table_of(title, heads, rows)
+    caption = (
+        "difference: of exponents, first minus second; ratio: of the predicted metric, first over second"
+    )
+    return table_of("groups compared, at the largest common scale", heads, rows, caption)
 
 
 if __name__ == "__main__":

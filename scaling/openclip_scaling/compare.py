@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from openclip_scaling.errors import UserError
-from openclip_scaling.law import Array
+from openclip_scaling.law import Array, exp
 from openclip_scaling.points import Points
 from openclip_scaling.uncertainty import LEVEL, MINIMUM_RUNS, Bootstrap
 
@@ -56,7 +56,7 @@ def compare_groups(fits: Mapping[str, Bootstrap]) -> list[Comparison]:
 def _compare(pair: tuple[str, str], exponent: str, fits: Mapping[str, Bootstrap]) -> Comparison:
     a, b = boots = fits[pair[0]], fits[pair[1]]
     scale = np.minimum(a.fit.points.x.max(axis=0), b.fit.points.x.max(axis=0))
-    logs = [float(np.log(boot.fit.predict(scale[None])[0])) for boot in boots]
+    logs = [float(boot.fit.log_predict(scale[None])[0]) for boot in boots]
     values = [boot.fit.parameters[exponent] for boot in boots]
     interval = ratio_interval = None
     if a.intervals and b.intervals:
@@ -64,7 +64,7 @@ def _compare(pair: tuple[str, str], exponent: str, fits: Mapping[str, Bootstrap]
         degrees = [boot.degrees for boot in boots]
         interval = difference_limits(values, [(one.low, one.high) for one in own], degrees)
         low, high = difference_limits(logs, [_log_limits(boot, scale) for boot in boots], degrees)
-        ratio_interval = math.exp(low), math.exp(high)
+        ratio_interval = float(exp(low)), float(exp(high))
     difference = values[0] - values[1]
     return Comparison(
         first=pair[0],
@@ -73,7 +73,7 @@ def _compare(pair: tuple[str, str], exponent: str, fits: Mapping[str, Bootstrap]
         exponent=exponent,
         difference=difference,
         interval=interval,
-        ratio=math.exp(logs[0] - logs[1]),
+        ratio=float(exp(logs[0] - logs[1])),
         ratio_interval=ratio_interval,
         scale=tuple(np.atleast_1d(scale).tolist()),
         runs=(a.runs, b.runs),
@@ -83,7 +83,7 @@ def _compare(pair: tuple[str, str], exponent: str, fits: Mapping[str, Bootstrap]
 
 
 def _log_limits(boot: Bootstrap, scale: Array) -> tuple[float, float]:
-    low, high = boot.limits(lambda theta: np.log(boot.fit.predict(scale[None], theta))[..., 0])
+    low, high = boot.limits(lambda theta: boot.fit.log_predict(scale[None], theta)[..., 0])
     return float(low), float(high)
 
 

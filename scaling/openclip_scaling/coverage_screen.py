@@ -38,6 +38,8 @@ def coverage_command(
             raise UserError(f"--scenario {name!r} is unknown; use {'; '.join(known)}.")
     if sets < 2:
         raise UserError(f"--sets must be at least 2, not {sets}.")
+    if seed < 0:
+        raise UserError(f"--seed must be at least 0, not {seed}.")
     command = ["openclip-scaling", "coverage", "--sets", str(sets), "--seed", str(seed)]
     command += [part for name in only or [] for part in ("--scenario", name)]
     parts: list[pd.DataFrame] = []

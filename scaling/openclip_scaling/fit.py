@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from openclip_scaling.errors import UserError
-from openclip_scaling.law import Array, Law
+from openclip_scaling.law import Array, Law, exp
 from openclip_scaling.loss import Loss
 from openclip_scaling.points import Points
 from openclip_scaling.solver import centred_data, solve
 
 _SAME_OPTIMUM = 1e-6
 _AT_BOUND = 1e-4
+_RARE = 0.1  # share of starts at the optimum, up to which it may not be the best
 _ILL_CONDITIONED = 1e3  # of the scaled Jacobian: some direction of the parameters is 1000 times less certain
 
 
@@ -60,15 +61,19 @@ class Fit:
         c = np.asarray(c, dtype=np.float64)
         return np.log(c / (self.c0 if self.law.scales > 1 else self.c0[0]))
 
-    def predict(self, c: Array | Sequence[float], theta: Array | None = None) -> Array:
-        """E at the scales c, for the fitted theta or for others of shape (..., parameters)."""
+    def log_predict(self, c: Array | Sequence[float], theta: Array | None = None) -> Array:
+        """ln E at the scales c, for the fitted theta or for others of shape (..., parameters)."""
         theta = self.theta if theta is None else theta
-        return np.asarray(self.e0 * np.exp(self.law.log_predict(theta, self.centred(c))))
+        return np.asarray(math.log(self.e0) + self.law.log_predict(theta, self.centred(c)))
+
+    def predict(self, c: Array | Sequence[float]) -> Array:
+        """E at the scales c."""
+        return exp(self.log_predict(c))
 
     @property
     def residuals(self) -> Array:
         """ln E_i - ln E(C_i), in the order of `points`."""
-        return np.asarray(np.log(self.points.y) - np.log(self.predict(self.points.x)))
+        return np.asarray(np.log(self.points.y) - self.log_predict(self.points.x))
 
 
 def fit_law(points: Points, law: Law, loss: Loss | None = None) -> Fit:
@@ -105,7 +110,11 @@ def fit_law(points: Points, law: Law, loss: Loss | None = None) -> Fit:
         starts=len(ends),
         starts_at_optimum=int(reached.sum()),
         condition=condition,
-        notices=(*_notices(points, law, condition), *_bound_notices(law, theta, v)),
+        notices=(
+            *_notices(points, law, condition),
+            *_start_notices(int(reached.sum()), len(ends)),
+            *_bound_notices(law, theta, u, v),
+        ),
     )
 
 
@@ -179,19 +188,30 @@ def _standard_errors(jacobian: Array, residuals: Array, slope: Array, law: Law) 
     }
 
 
-def _bound_notices(law: Law, theta: Array, v: Array) -> tuple[str, ...]:
+def _start_notices(reached: int, starts: int) -> tuple[str, ...]:
+    if reached > max(1, _RARE * starts):
+        return ()
+    return (f"{reached} of {starts} starts reached this optimum, so a better one may have been missed",)
+
+
+def _bound_notices(law: Law, theta: Array, u: Array, v: Array) -> tuple[str, ...]:
     """A word where a parameter is held by a bound of the law, or next to it, and so is no optimum."""
     low, high = law.bounds(v)
     found = []
     for index, role in enumerate(law.roles):
         edges = [edge for edge in (low[index], high[index]) if abs(theta[index] - edge) < _AT_BOUND]
         if role.kind == "exponent" and edges == [0.0]:
+            along = " with its scale" if law.scales > 1 else ""
             return (
-                f"{role.name} is held at 0: the metric does not fall on these points, so this law says nothing "
-                "about it",
+                f"{role.name} is held at 0: the metric does not fall{along} on these points, so this law says "
+                "nothing about it",
             )
         if role.kind == "exponent" and edges:
             found.append(f"{role.name} ran to its bound of {edges[0]:g}, where the law is a step")
+        if role.logarithmic and edges:
+            found.append(f"{role.name} ran to a bound, so its value and its interval say nothing")
+        if role.kind == "position" and not u.min() <= theta[index] <= u.max():
+            found.append(f"{role.name} lies outside of the points, which show no break")
         if role.kind == "floor" and high[index] - theta[index] < _AT_BOUND * high[index]:
             found.append(
                 "the floor is held at the lowest value observed, the highest it may be; its interval ends there"

@@ -7,21 +7,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from openclip_scaling.analysis import GroupFit
+from openclip_scaling.analysis import GroupFit, fitted, laws_of, remarks_on
 from openclip_scaling.errors import UserError
-from openclip_scaling.fit import fit_law
-from openclip_scaling.laws import law_named
-from openclip_scaling.loss import Loss
 from openclip_scaling.metrics import metric_named
 from openclip_scaling.points import Points
-from openclip_scaling.selections import last_of_each_run, selection_named
+from openclip_scaling.selections import last_of_each_run
 from openclip_scaling.settings import Settings
 from openclip_scaling.table import grouped_points
-from openclip_scaling.uncertainty import bootstrap, seed_for
 
 
 def held_out(frame: pd.DataFrame, settings: Settings, count: int) -> tuple[list[dict[str, Any]], list[str]]:
-    """The last point of each of the `count` largest runs, predicted from the smaller ones; and notices.
+    """The last point of each of the `count` largest runs, predicted from the smaller ones; and what to know of it.
 
     Every group and law of the settings gives a row per run, JSON-ready: relative_error is predicted over observed,
     less 1, and inside says whether the interval of the curve holds the observed value. That interval is one of the
@@ -30,34 +26,30 @@ def held_out(frame: pd.DataFrame, settings: Settings, count: int) -> tuple[list[
     """
     if count < 1:
         raise UserError(f"--hold-out must be at least 1, not {count}.")
+    laws = laws_of(settings)
     notices: list[str] = []
     metric = metric_named(settings.metric).on(frame, notices)
+    fits: list[GroupFit] = []
+    failures: list[str] = []
     rows: list[dict[str, Any]] = []
     for group, points in grouped_points(frame, settings, metric, notices).items():
         ends = last_of_each_run(points)
         if len(ends) <= count:
-            notices.append(f"{group}: {len(ends)} runs are too few to hold out {count}")
+            runs = f"{len(ends)} run{'s are' if len(ends) > 1 else ' is'}"
+            failures.append(f"{group}: {runs} too few to hold out {count}.")
             continue
         largest = ends.take(np.argsort(ends.size, kind="stable")[-count:].tolist())
         rest = points.take([row for row, run in enumerate(points.run) if run not in set(largest.run)])
-        for name in settings.laws:
+        for law in laws:
             try:
-                item = _fitted(group, rest, name, settings)
+                fits.append(fitted(group, rest, law, settings))
             except UserError as error:
-                notices.append(f"{group}: no {name} fit: {error}")
+                failures.append(f"{group}: no {law.name} fit: {error}")
                 continue
-            rows += _scored(item, largest)
+            rows += _scored(fits[-1], largest)
     if not rows:
-        raise UserError(f"No run could be held out: {'; '.join(notices)}.")
-    return rows, notices
-
-
-def _fitted(group: str, points: Points, law: str, settings: Settings) -> GroupFit:
-    select = selection_named(settings.points)
-    fit = fit_law(select(points), law_named(law), Loss(settings.delta, settings.residuals))
-    return GroupFit(
-        group, fit, bootstrap(points, fit, select, settings.draws, seed_for(group, settings.seed))
-    )
+        raise UserError(f"No run could be held out. {' '.join(failures)}")
+    return rows, [*remarks_on(fits), *notices, *failures]
 
 
 def _scored(item: GroupFit, largest: Points) -> list[dict[str, Any]]:

@@ -119,6 +119,17 @@ class Law(ABC):
         return found
 
 
+def exp(logs: Array | float) -> Array:
+    """e to the power of logs; infinite, without a warning, where that is beyond every float."""
+    with np.errstate(over="ignore"):
+        return np.asarray(np.exp(logs))
+
+
+def inverse(logs: Array) -> Array:
+    """e to the power of -logs, kept inside the range of floats where a fit goes astray on its way."""
+    return np.asarray(np.exp(np.minimum(-logs, _LOG_RANGE)))
+
+
 def line(u: Array, v: Array) -> tuple[float, float]:
     """Slope and intercept of the least-squares line; slope 0 where all u are equal."""
     centre = u.mean()

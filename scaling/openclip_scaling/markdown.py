@@ -8,6 +8,15 @@ from typing import Any
 from openclip_scaling.analysis import Analysis, GroupFit
 from openclip_scaling.compare import Comparison
 
+# What the heads of a table of fits mean, and the words in it.
+READING = (
+    "Rmse (ln): root mean square of ln E less its fit. AIC compares laws on the same points (lower is better; "
+    "checkpoints of one run are not independent, so small differences mean nothing). At optimum: how many starts of "
+    "the optimiser reached the best fit. Not identified: the interval of an exponent reaches 0 or is wider than twice "
+    "the exponent, that of a floor covers half of the lowest observed value or more, or that of another parameter "
+    "reaches 0 or spans a factor of 100."
+)
+
 
 def summary(analyses: Sequence[Analysis], names: Sequence[str]) -> str:
     """The exponents of the power law, one row per metric and one column per group, as markdown."""

@@ -7,12 +7,13 @@ al. 2022, eq. 4). Model size and samples are taken in logs for their intervals.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from openclip_scaling.errors import UserError
-from openclip_scaling.law import Array
+from openclip_scaling.law import Array, exp
 from openclip_scaling.uncertainty import Bootstrap
 
 
@@ -20,32 +21,36 @@ def best_split(boot: Bootstrap, budget: float, factor: float) -> dict[str, Any]:
     """The split of `budget` = factor x first x second with the lowest predicted metric, JSON-ready.
 
     first and second are the scales; growth is the exponent of the first in the budget. Intervals are None where
-    the fit has none. Raises UserError for a law of one scale, and for numbers that are not positive.
+    the fit has none. Raises UserError for a law of one scale, for numbers that are not positive, and where no split
+    is best because the metric does not fall with one of the scales.
     """
     law = boot.fit.law
     if law.scales != 2:
         raise UserError(
             f"The law {law.name} has one scale, so there is nothing to split; use chinchilla or tied."
         )
-    for name, value in (("budget", budget), ("flop-factor", factor)):
-        if not (math.isfinite(value) and value > 0):
-            raise UserError(f"--{name} must be a positive number, not {value:g}.")
+    check_budgets([budget], factor)
+    both = math.log(budget) - math.log(factor)
 
     def found(theta: Array) -> Array:
-        return _log_first(boot, theta, math.log(budget / factor))
+        return _log_first(boot, theta, both)
 
     def predicted(theta: Array) -> Array:
         first = found(theta)
-        scales = np.exp(np.stack([first, math.log(budget / factor) - first], axis=-1))
-        return np.log(boot.fit.predict(scales[..., None, :], theta))[..., 0]
+        centred = np.stack([first, both - first], axis=-1) - np.log(boot.fit.c0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return math.log(boot.fit.e0) + law.log_predict(theta, centred[..., None, :])[..., 0]
 
-    log_first = float(found(boot.fit.theta))
-    both = math.log(budget / factor)
+    first, value = float(found(boot.fit.theta)), float(predicted(boot.fit.theta))
+    if not all(map(math.isfinite, (float(exp(first)), float(exp(both - first)), value))):
+        raise UserError(
+            "The fitted metric does not fall with both scales, so no split of a budget is the best."
+        )
     result: dict[str, Any] = {
         "budget": budget,
-        "first": math.exp(log_first),
-        "second": math.exp(both - log_first),
-        "predicted": math.exp(float(predicted(boot.fit.theta))),
+        "first": math.exp(first),
+        "second": math.exp(both - first),
+        "predicted": float(exp(value)),
         "growth": float(_growth(boot, boot.fit.theta)),
         "first_interval95": None,
         "second_interval95": None,
@@ -54,14 +59,21 @@ def best_split(boot: Bootstrap, budget: float, factor: float) -> dict[str, Any]:
         "reliable": boot.reliable,
     }
     if boot.intervals:
-        low, high = (float(edge) for edge in boot.limits(found))
-        result["first_interval95"] = _exp(low), _exp(high)
-        result["second_interval95"] = _exp(both - high), _exp(both - low)
-        result["predicted_interval95"] = tuple(_exp(float(edge)) for edge in boot.limits(predicted))
-        result["growth_interval95"] = tuple(
-            float(edge) for edge in boot.limits(lambda theta: _growth(boot, theta))
-        )
+        low, high = boot.limits(found)
+        result["first_interval95"] = float(exp(low)), float(exp(high))
+        result["second_interval95"] = float(exp(both - high)), float(exp(both - low))
+        low, high = boot.limits(predicted)
+        result["predicted_interval95"] = float(exp(low)), float(exp(high))
+        low, high = boot.limits(lambda theta: _growth(boot, theta))
+        result["growth_interval95"] = max(0.0, float(low)), min(1.0, float(high))
     return result
+
+
+def check_budgets(budgets: Sequence[float], factor: float) -> None:
+    """Raise UserError for numbers that are not positive."""
+    for name, value in (*(("budget", budget) for budget in budgets), ("flop-factor", factor)):
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(f"--{name} must be a positive number, not {value:g}.")
 
 
 def _exponents(boot: Bootstrap, theta: Array) -> tuple[Array, Array]:
@@ -70,16 +82,15 @@ def _exponents(boot: Bootstrap, theta: Array) -> tuple[Array, Array]:
 
 
 def _growth(boot: Bootstrap, theta: Array) -> Array:
-    """d ln N / d ln FLOP along the best splits."""
+    """d ln N / d ln FLOP along the best splits; NaN where neither scale matters."""
     alpha, beta = _exponents(boot, theta)
-    return np.asarray(beta / (alpha + beta))
+    with np.errstate(invalid="ignore"):
+        return np.asarray(beta / (alpha + beta))
 
 
 def _log_first(boot: Bootstrap, theta: Array, log_product: float) -> Array:
+    """ln of the best first scale; infinite or NaN where the metric does not fall with a scale."""
     alpha, beta = _exponents(boot, theta)
-    amplitudes = np.log(alpha * boot.parameter("A", theta)) - np.log(beta * boot.parameter("B", theta))
-    return np.asarray((amplitudes + beta * log_product) / (alpha + beta))
-
-
-def _exp(value: float) -> float:
-    return math.exp(min(value, 700.0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        amplitudes = np.log(alpha * boot.parameter("A", theta)) - np.log(beta * boot.parameter("B", theta))
+        return np.asarray((amplitudes + beta * log_product) / (alpha + beta))

@@ -59,20 +59,24 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
     "delta": (
         Annotated[
-            float, typer.Option("--huber", help="Corner of the Huber loss, in ln E (0.03 is about 3 % of E).")
+            float,
+            typer.Option(
+                "--huber",
+                help="Corner of the Huber loss, in the unit of --residuals (0.03 of log is about 3 % of E).",
+            ),
         ],
         DEFAULT_DELTA,
     ),
     "least_squares": (
-        Annotated[bool, typer.Option("--least-squares", help="Least squares in ln E instead of Huber.")],
+        Annotated[
+            bool, typer.Option("--least-squares", help="Least squares of the residuals instead of Huber.")
+        ],
         False,
     ),
     "residuals": (
         Annotated[
             str,
-            typer.Option(
-                "--residuals", help="log (of E), log1p (of 1 + E) or raw; --huber is in their unit."
-            ),
+            typer.Option("--residuals", help="log (of E), log1p (of 1 + E) or raw (E itself)."),
         ],
         Settings.residuals,
     ),

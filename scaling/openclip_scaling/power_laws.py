@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from openclip_scaling.law import Array, Law, Parameter, line
+from openclip_scaling.law import Array, Law, Parameter, inverse, line
 
 _FLOORS = (0.0, 0.3, 0.6, 0.8, 0.9, 0.97, 0.999)  # of the lowest value observed
 
@@ -59,7 +59,7 @@ class SaturatingLaw(Law):
         power = theta[..., 1:2] + theta[..., 0:1] * u
         total = above_floor(power, theta[..., 2:3])
         share = np.exp(power - total)
-        return np.stack([share * u, share, np.exp(-total)], axis=-1)
+        return np.stack([share * u, share, inverse(total)], axis=-1)
 
     def bounds(self, v: Array) -> tuple[Array, Array]:
         return floor_bounds([(-20.0, 0.0), (-60.0, 60.0)], v)
@@ -101,7 +101,7 @@ class OffsetLaw(Law):
         total = above_floor(power, theta[..., 3:4])
         share = np.exp(power - total)
         return np.stack(
-            [share * shifted, share, share * theta[..., 0:1] * np.exp(-shifted), np.exp(-total)], axis=-1
+            [share * shifted, share, share * theta[..., 0:1] * np.exp(-shifted), inverse(total)], axis=-1
         )
 
     def bounds(self, v: Array) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ import typer
 from openclip_scaling.errors import UserError
 from openclip_scaling.holdout import held_out
 from openclip_scaling.markdown import bounds, scale_text
-from openclip_scaling.optimum import best_split
+from openclip_scaling.optimum import best_split, check_budgets
 from openclip_scaling.options import with_settings
 from openclip_scaling.report import predictions
 from openclip_scaling.screens import (
@@ -21,6 +21,7 @@ from openclip_scaling.screens import (
     print_json,
     print_notices,
     read,
+    stderr,
     stdout,
     table_of,
 )
@@ -84,37 +85,51 @@ def _at_scales(sources: Sources, settings: Settings, at: Sequence[str], as_json:
 
 
 def _at_held_out(sources: Sources, settings: Settings, count: int, as_json: bool) -> None:
-    rows, notices = held_out(read(sources).checkpoints, settings, count)
+    with stderr().status("fitting"):
+        rows, notices = held_out(read(sources).checkpoints, settings, count)
     if as_json:
         _print_rows(settings, "held_out", rows, notices)
         return
-    heads = [settings.by, "law", "run", "scale", "observed", "predicted [95 %]", "error", "inside"]
+    heads = [settings.by, "law", "run", "scale", "observed", "predicted [95 %]", "error", "in interval"]
     cells = [
         [row["group"], row["law"], row["run"], scale_text(_numbers(row["scale"])), f"{row['observed']:.4f}",
          f"{row['predicted']:.4f}{bounds(row['interval95'])}", f"{row['relative_error']:+.2%}", _inside(row["inside"])]
         for row in rows
     ]  # fmt: skip
-    stdout().print(table_of("the largest runs, predicted from the others", heads, cells))
+    title = "the last point of the largest runs, predicted from the others"
+    caption = (
+        "error: predicted over observed, less 1; the interval is of the curve, without the scatter of one run"
+    )
+    stdout().print(table_of(title, heads, cells, caption))
     print_notices(notices)
 
 
 def _at_budgets(
     sources: Sources, settings: Settings, budgets: Sequence[float], factor: float | None, as_json: bool
 ) -> None:
+    if len(settings.scales) != 2:
+        raise UserError(
+            "--budget is split between two columns of --x; use --law chinchilla --x gmac_per_pair,samples_seen, say."
+        )
     factor = factor if factor is not None else _FACTORS.get(settings.scales[0])
     if factor is None:
         raise UserError(
             f"What a unit of {settings.scales[0]} costs is not known; give --flop-factor, the training FLOP per unit "
             "and sample (6 for the parameters of a language model; a CLIP tower needs its own number)."
         )
+    check_budgets(budgets, factor)
     analysis = analysed(read(sources), settings)
-    rows = [
-        {"group": item.group, "law": item.fit.law.name, **best_split(item.boot, budget, factor)}
-        for item in analysis.fits
-        for budget in budgets
-    ]
+    rows, failures = [], []
+    for item in analysis.fits:
+        name = {"group": item.group, "law": item.fit.law.name}
+        try:
+            rows += [{**name, **best_split(item.boot, budget, factor)} for budget in budgets]
+        except UserError as error:
+            failures.append(f"{item.group} ({item.fit.law.name}): {error}")
+    if not rows:
+        raise UserError(" ".join(failures))
     if as_json:
-        _print_rows(settings, "splits", rows, analysis.notices)
+        _print_rows(settings, "splits", rows, [*analysis.notices, *failures])
         return
     first, second = settings.scales
     heads = [settings.by, "law", "FLOP", f"best {first} [95 %]", f"best {second} [95 %]", "predicted [95 %]"]
@@ -124,7 +139,7 @@ def _at_budgets(
         for row in rows
     ]  # fmt: skip
     stdout().print(table_of("the best split of a budget", heads, cells))
-    print_notices(analysis.remarks)
+    print_notices([*analysis.remarks, *failures])
 
 
 def _open_text(row: dict[str, Any], name: str) -> str:

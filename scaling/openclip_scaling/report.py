@@ -14,12 +14,13 @@ import pandas as pd
 
 from openclip_scaling.analysis import Analysis, Progress, Settings, analyse
 from openclip_scaling.compare import Comparison, compare_groups
+from openclip_scaling.curves_plot import curves_figure, metric_figure
 from openclip_scaling.errors import UserError
 from openclip_scaling.laws import BOTH
 from openclip_scaling.loss import Loss
-from openclip_scaling.markdown import cell, comparisons_table, fits_table, summary
-from openclip_scaling.metrics import axis_label, metric_columns, metric_named
-from openclip_scaling.plot import curves_figure, metric_figure, save_figure, scaling_figure
+from openclip_scaling.markdown import READING, cell, comparisons_table, fits_table, summary
+from openclip_scaling.metrics import axis_label, metric_columns, metric_named, numbers
+from openclip_scaling.plot import save_figure, scaling_figure
 from openclip_scaling.runs import Collection, grouped, write_atomically
 from openclip_scaling.uncertainty import LEVEL, MINIMUM_RUNS
 
@@ -77,7 +78,8 @@ def predictions(analysis: Analysis, scales: Sequence[Sequence[float]]) -> list[d
     for item in analysis.fits:
         values, band = item.fit.predict(at), item.boot.band(at)
         x = item.fit.points.x.reshape(len(item.fit.points), -1)
-        beyond = np.maximum(np.log10(columns / x.max(axis=0)), np.log10(x.min(axis=0) / columns)).max(axis=1)
+        logs, reached = np.log10(columns), np.log10([x.min(axis=0), x.max(axis=0)])
+        beyond = np.maximum(reached[0] - logs, logs - reached[1]).max(axis=1)
         for index, scale in enumerate(at):
             interval = None if band is None else (float(band[0][index]), float(band[1][index]))
             rows.append(
@@ -109,6 +111,10 @@ def write_report(
     names = list(metrics) if metrics else default_metrics(collection)
     if not names:
         raise UserError("The runs have neither a loss nor a top-1 accuracy; name a column with --metric.")
+    for name in names:
+        numbers(
+            collection.checkpoints, metric_named(name).column
+        )  # a column that is not there is a wrong name
     found: list[Analysis] = []
     sections, stored = [], []
     for name in names:
@@ -166,17 +172,14 @@ def _reading(settings: Settings) -> str:
         f"Fits by {Loss(settings.delta, settings.residuals).name}, points: {settings.points}. Intervals are t "
         "intervals over whole runs: the jackknife's standard error, and degrees of freedom runs less parameters. "
         f"Where points are selected by their values they take in the middle of {settings.draws} resamples of the runs, "
-        "and where a floor E0 is held at a bound the profile of the fit over it. Not identified: the interval of `a` "
-        "reaches 0 or is wider than twice `a`, or that of E0 covers half of the lowest observed value or more. AIC "
-        "compares laws on the same points (lower is better; checkpoints of one run are not independent, so small "
-        "differences mean nothing). At optimum: how many starts of the optimiser reached the best fit. Training FLOP = "
+        f"and where a floor E0 is held at a bound the profile of the fit over it. {READING} Training FLOP = "
         "3 x 2 x forward MAC x samples seen."
     )
 
 
 def _metric_section(folder: Path, analysis: Analysis) -> tuple[str, dict[str, Any]]:
     settings = analysis.settings
-    comparisons = [item for law in settings.laws for item in compare_groups(_boots(analysis, law))]
+    comparisons = [item for law in settings.laws for item in compare_groups(analysis.boots(law))]
     lines = [f"## {analysis.metric.label}", fits_table(analysis)]
     lines += [comparisons_table(comparisons, analysis), _listed("To keep in mind", analysis.remarks)]
     for law in settings.laws:
@@ -192,10 +195,6 @@ def _metric_section(folder: Path, analysis: Analysis) -> tuple[str, dict[str, An
         "notices": analysis.notices,
     }
     return "\n\n".join(line for line in lines if line), stored
-
-
-def _boots(analysis: Analysis, law: str) -> dict[str, Any]:
-    return {group: item.boot for group, item in analysis.by_law(law).items()}
 
 
 def slug(name: str) -> str:

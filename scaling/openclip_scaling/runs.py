@@ -274,13 +274,20 @@ def load(path: Path) -> Collection:
     """Read what `save` wrote; any other CSV of results is a collection of checkpoints alone."""
     runs, curves = companion(path, "runs.csv"), companion(path, "curves.csv")
     notices = companion(path, "notices.json")
-    listed = json.loads(notices.read_text(encoding="utf-8")) if notices.is_file() else []
     return Collection(
         checkpoints=read_csv(path),
         runs=read_csv(runs) if runs.is_file() else pd.DataFrame(),
         curves=read_csv(curves) if curves.is_file() else pd.DataFrame(),
-        notices=[Notice(str(item["run"]), str(item["text"])) for item in listed],
+        notices=_load_notices(notices) if notices.is_file() else [],
     )
+
+
+def _load_notices(path: Path) -> list[Notice]:
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8"))
+        return [Notice(str(item["run"]), str(item["text"])) for item in listed]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} does not hold the notices that `collect` writes; collect again.") from error
 
 
 def read_csv(path: Path) -> pd.DataFrame:

@@ -27,6 +27,11 @@ _WIDE = 160  # columns where stdout is not a terminal
 
 def read(sources: Sequence[Path]) -> Collection:
     """The runs of one CSV table or of any number of folders."""
+    for source in sources:
+        if not source.exists():
+            raise UserError(
+                f"{source} does not exist; give a CSV table, run folders or a folder that holds them."
+            )
     files = [source for source in sources if source.is_file()]
     if not files:
         return collect(sources)
@@ -41,11 +46,13 @@ def analysed(collection: Collection, settings: Settings) -> Analysis:
         return analyse(collection.checkpoints, settings, lambda text: status.update(f"fitting {text}"))
 
 
-def table_of(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table for the terminal."""
-    table = Table(title=title)
+def table_of(
+    title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None
+) -> Table:
+    """A table for the terminal; the caption says what its heads mean."""
+    table = Table(title=title, caption=caption, caption_justify="left")
     for head in heads:
-        table.add_column(head)
+        table.add_column(head, overflow="fold")  # a formula that is cut off says nothing
     for row in rows:
         table.add_row(*row)
     return table

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from openclip_scaling.analysis import Analysis, GroupFit
 from openclip_scaling.errors import UserError
 from openclip_scaling.metrics import axis_label
-from openclip_scaling.plot import log_axes, log_ticks, tidy
+from openclip_scaling.plot import exponents_label, log_axes, log_ticks, tidy
 
 _CURVES = 6  # of one panel; more sizes than that are points between the curves
 _PANEL = 4.4  # inches
@@ -37,8 +37,7 @@ def surface_figure(analysis: Analysis, law: str) -> Figure:
         bottom.scatter(points.x[:, 1], residuals, c=_colors(points.x[:, 0], norm), s=12, linewidths=0)
         bottom.axhline(0, color="0.4", linewidth=0.8)
         bottom.set_xlabel(axis_label(analysis.settings.scales[1]))
-        exponents = ", ".join(f"{name} = {item.fit.parameters[name]:.3f}" for name in item.fit.law.exponents)
-        top.set_title(f"{group}: {exponents}", fontsize=9)
+        top.set_title(f"{group}\n{exponents_label(item)}", fontsize=8)
     figure.suptitle(f"${next(iter(fits.values())).fit.law.latex}$", fontsize=9)
     values = np.concatenate([item.fit.points.y for item in fits.values()])
     for axes in panels.flat:

@@ -139,7 +139,7 @@ def _usable(rows: pd.DataFrame, settings: Settings, metric: Metric, notices: lis
         rows = rows[~bad]
     if rows.empty:
         raise UserError(
-            f"No row has both {' and '.join(settings.scales)} and {metric.column}. {' '.join(f'{n}.' for n in notices)}"
+            f"No row has both {' and '.join(settings.scales)} and {metric.column} ({'; '.join(notices)})."
         )
     return rows
 

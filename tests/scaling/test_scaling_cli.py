@@ -16,12 +16,11 @@ from matplotlib.image import imread
 
 from openclip_scaling.analysis import Settings, analyse
 from openclip_scaling.cli import main
+from openclip_scaling.curves_plot import curves_figure, metric_figure
 from openclip_scaling.errors import UserError
 from openclip_scaling.flops import ATTENTION_MACS
 from openclip_scaling.plot import (
-    curves_figure,
     legend_label,
-    metric_figure,
     plain_ticks,
     save_figure,
     scaling_figure,
@@ -103,6 +102,35 @@ def test_fit_prints_both_laws_and_warns(ladder: Path, capsys: Any) -> None:
     assert all(fit["reliable"] is False for fit in fits)
 
 
+def test_what_a_table_of_fits_shows_is_said_below_it(ladder: Path, capsys: Any) -> None:
+    assert run("fit", str(ladder), "--law", "power", *FAST) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    for head in ("rmse (ln)", "AIC", "at optimum"):
+        assert head in words.split("Rmse (ln):")[0]
+    for explained in (
+        "Rmse (ln): root",
+        "AIC compares",
+        "At optimum: how many",
+        "Not identified: the interval",
+    ):
+        assert explained in words
+
+
+def test_a_long_formula_is_not_cut_off(ladder: Path, capsys: Any) -> None:
+    assert run("fit", str(ladder), "--law", "broken", *FAST) == 0
+    assert "\u2026" not in capsys.readouterr().out
+
+
+def test_one_bad_law_is_a_sentence_without_other_notices(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "few.csv").write_text("x,y,g\n1,3,a\n2,2,a\n", encoding="utf-8")
+    columns = ["--x", "x", "--y", "y", "--group", "g", "--law", "saturating"]
+    assert run("fit", str(tmp_path / "few.csv"), *columns) == 2
+    assert capsys.readouterr().err == (
+        "Error: Nothing could be fitted to y. a: no saturating fit: 2 points at 2 different scales cannot fix the 3 "
+        "parameters of E = E0 + b C^a; at least 3 different scales are needed.\n"
+    )
+
+
 def test_compare_gives_a_plain_verdict(ladder: Path, capsys: Any) -> None:
     assert run("compare", str(ladder), "--law", "power", *FAST) == 0
     assert "intervals from fewer than 5 runs are not reliable" in capsys.readouterr().out
@@ -117,6 +145,17 @@ def test_xlstm_by_columns(scaling_data: Path, capsys: Any) -> None:
     result = strict_json(capsys.readouterr().out)
     assert result["equal_slopes_test"]["F"] == pytest.approx(7.549, abs=1e-3)
     assert result["comparisons"][0]["exponent_difference"] == pytest.approx(0.04453 - 0.04792, abs=2e-5)
+
+
+def test_a_prediction_beyond_every_number_is_null(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "steep.csv").write_text("x,y,g\n1,1e9,a\n10,1,a\n100,1e-9,a\n", encoding="utf-8")
+    columns = ["--x", "x", "--y", "y", "--group", "g", "--law", "power", "--at", "1e-300"]
+    assert run("predict", str(tmp_path / "steep.csv"), *columns, "--json") == 0
+    (row,) = strict_json(capsys.readouterr().out)["predictions"]
+    assert row["predicted"] is None
+    assert row["decades_beyond"] == pytest.approx(300)
+    assert run("predict", str(tmp_path / "steep.csv"), *columns) == 0
+    assert "inf" in capsys.readouterr().out
 
 
 def test_predict_says_how_far_it_reaches(ladder: Path, capsys: Any) -> None:
@@ -308,8 +347,12 @@ def collect_empty(tmp_path: Path) -> Collection:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fit", "/nowhere"], "is not a folder"),
+        (["fit", "/nowhere"], "/nowhere does not exist; give a CSV table"),
         (["collect", "/nowhere"], "is not a folder"),
+        (["fit", "{ladder}/y.csv"], "y.notices.json does not hold the notices"),
+        (["fit", "{ladder}/z.csv"], "z.notices.json does not hold the notices"),
+        (["report", "{ladder}", "--metric", "nope"], "no column 'nope'"),
+        (["fit", "{ladder}", "--x", "step,step", "--law", "tied"], "--x step,step names one column twice"),
         (
             ["fit", "{ladder}", "--law", "cubic"],
             "--law cubic is unknown; use power, saturating, offset, broken, chinchilla, tied or",
@@ -317,6 +360,7 @@ def collect_empty(tmp_path: Path) -> Collection:
         (["fit", "{ladder}", "--metric", "top9"], "no column 'top9'"),
         (["fit", "{ladder}", "--points", "some"], "Unknown selection 'some'"),
         (["fit", "{ladder}", "--draws", "3"], "at least 100"),
+        (["fit", "{ladder}", "--draws", "1000000000"], "use at most 100000"),
         (["fit", "{ladder}", "{ladder}/x.csv"], "Give one CSV table"),
         (["plot", "{ladder}", "--format", "gif"], "--format gif is unknown"),
         (["report", "{ladder}", "-o", "{ladder}/x.csv/out"], "Cannot write"),
@@ -325,7 +369,10 @@ def collect_empty(tmp_path: Path) -> Collection:
 def test_wrong_input_is_a_sentence_and_status_2(
     ladder: Path, capsys: Any, arguments: list[str], message: str
 ) -> None:
-    (ladder / "x.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    for name in "xyz":
+        (ladder / f"{name}.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    (ladder / "y.notices.json").write_text("{bad", encoding="utf-8")
+    (ladder / "z.notices.json").write_text("[1]", encoding="utf-8")
     assert run(*(argument.format(ladder=ladder) for argument in arguments)) == 2
     output = capsys.readouterr()
     assert message in output.err

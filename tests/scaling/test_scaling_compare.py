@@ -250,6 +250,29 @@ def test_exponents_of_a_law_of_two_scales_are_compared_one_by_one() -> None:
     assert alpha.scale == pytest.approx((1e9, 3.2e11))
 
 
+def test_a_shift_of_the_scale_is_not_negative() -> None:
+    generator = np.random.default_rng(0)
+    x = np.repeat(np.geomspace(1e9, 1e12, 8), 2)
+    y = (1 + 40 * x**-0.25) * np.exp(0.01 * generator.normal(size=16))
+    shift = boot(Points(x, y, tuple(f"r{i // 2}" for i in range(16))), "offset").intervals["c"]
+    assert 0 == shift.low < shift.high
+
+
+def test_an_interval_that_some_set_of_runs_leaves_open_is_infinite() -> None:
+    found = boot(ladder(-0.1, 6))
+    low, high = found.limits(
+        lambda theta: np.where(theta[..., 0] < found.fit.theta[0], np.inf, theta[..., 0])
+    )
+    assert (low, high) == (-np.inf, np.inf)
+
+
+def test_a_ratio_beyond_every_number_is_infinite() -> None:
+    steep = Points(np.array([1e9, 2e9, 4e9]), np.array([1e100, 1e80, 1e-100]), tuple("abc"))
+    found = only(steep, ladder(-0.1, 6))
+    assert found.ratio_interval is not None
+    assert found.ratio_interval[1] == np.inf
+
+
 def test_laws_are_not_mixed() -> None:
     points = ladder(-0.1, 6)
     with pytest.raises(UserError, match="one law"):

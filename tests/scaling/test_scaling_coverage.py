@@ -16,6 +16,7 @@ from openclip_scaling.coverage import SCENARIOS, Scenario, simulated, study
 from openclip_scaling.coverage_screen import coverage_figure
 from openclip_scaling.fit import fit_law
 from openclip_scaling.laws import LAWS
+from openclip_scaling.selections import SELECTIONS
 from openclip_scaling.uncertainty import bootstrap
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
@@ -56,6 +57,19 @@ def test_percentiles_alone_would_be_too_narrow() -> None:
     assert hits[1] <= 0.85 * 150
 
 
+def test_intervals_of_a_frontier_take_in_the_percentiles_of_the_draws() -> None:
+    """Leaving out one run often changes nothing that was selected, so the jackknife alone can be too narrow."""
+    select, scenario, wider = SELECTIONS["frontier"], BY_NAME["power, frontier"], 0
+    for seed in range(12):
+        points = simulated(scenario, 9, np.random.default_rng(seed))
+        found = bootstrap(points, fit_law(select(points), LAWS["power"]), select, draws=200)
+        interval, (low, high) = found.intervals["a"], found.percentiles()["a"]
+        assert interval.low <= low < high <= interval.high
+        alone = replace(found, reselected=False).limits(lambda theta: theta[..., 0])
+        wider += bool(interval.low < alone[0] or interval.high > alone[1])
+    assert wider > 2
+
+
 def test_noise_of_runs_is_shared_by_their_checkpoints() -> None:
     scenario = replace(BY_NAME["power"], run_noise=0.1, row_noise=0.001)
     points = simulated(scenario, 6, np.random.default_rng(0))
@@ -90,7 +104,11 @@ def test_the_command_writes_its_counts_and_picture(tmp_path: Path, capsys: Any) 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--scenario", "none"], "'none' is unknown; use power"), (["--sets", "1"], "at least 2")],
+    [
+        (["--scenario", "none"], "'none' is unknown; use power"),
+        (["--sets", "1"], "at least 2"),
+        (["--seed", "-1"], "--seed must be at least 0"),
+    ],
 )
 def test_wrong_arguments_are_sentences(arguments: list[str], message: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as stop:

@@ -210,6 +210,14 @@ def test_derivatives(law: str) -> None:
         assert (up - down) / 2e-6 == pytest.approx(natural[:, index], rel=1e-5, abs=1e-8)
 
 
+@pytest.mark.parametrize("law", ["saturating", "offset", "broken"])
+def test_derivatives_stay_finite_where_a_step_leads_far_below_the_points(law: str) -> None:
+    """ln(1 + E) hardly changes there, so such a step is not refused."""
+    roles = LAWS[law].roles
+    theta = np.array([-2000.0 if role.kind == "amplitude" else 0.0 for role in roles])
+    assert np.isfinite(LAWS[law].jacobian(theta, np.linspace(-1, 1, 5))).all()
+
+
 def test_a_pure_power_law_has_no_floor() -> None:
     fit = fit_law(synthetic("power", 0, noise=0), SATURATING)
     assert fit.parameters["E0"] == pytest.approx(0, abs=1e-3 * fit.points.y.min())
@@ -343,3 +351,40 @@ def test_parameters_held_by_a_bound_are_named() -> None:
     near = np.geomspace(1e9, 1.5e9, 6)
     step = fit_law(Points(near, np.array([9.0, 1.0, 1.02, 0.98, 1.01, 0.99]), runs), LAWS["saturating"])
     assert any("a ran to its bound of -20" in text for text in step.notices)
+
+
+def test_a_break_that_the_points_do_not_show_is_named() -> None:
+    corner = {**TRUTHS["broken"], "f1": 1e-3}
+    x = np.geomspace(1e16, 1e22, 24)
+    sharp = fit_law(points(x, LAWS["broken"].predict(corner, x)), LAWS["broken"])
+    assert sharp.parameters["f1"] == pytest.approx(1e-3, rel=1e-3)
+    assert "f1 ran to a bound, so its value and its interval say nothing" in sharp.notices
+    beyond = fit_law(points(x, 1 + 50 * x**-0.1 * (1 + x / 1e24) ** -5), LAWS["broken"])
+    assert "d1 lies outside of the points, which show no break" in beyond.notices
+    shown = fit_law(synthetic("broken", 0, noise=0.001), LAWS["broken"])
+    assert not any("outside of the points" in text or "ran to a bound" in text for text in shown.notices)
+
+
+@pytest.mark.parametrize(("good", "said"), [(1, True), (2, True), (3, False)])
+def test_an_optimum_that_few_starts_reach_is_pointed_out(
+    monkeypatch: pytest.MonkeyPatch, good: int, said: bool
+) -> None:
+    fit = fit_law(synthetic("saturating", 0), SATURATING)
+    assert not any("starts reached" in text for text in fit.notices)
+
+    def spread(self: object, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+        lost = np.tile([0.0, -60.0, 0.0], (21 - good, 1))  # where nothing pulls
+        return np.vstack([np.tile(fit.theta, (good, 1)), lost])
+
+    monkeypatch.setattr(type(SATURATING), "starts", spread)
+    again = fit_law(synthetic("saturating", 0), SATURATING)
+    assert again.starts_at_optimum == good
+    notice = f"{good} of 21 starts reached this optimum, so a better one may have been missed"
+    assert (notice in again.notices) is said
+
+
+def test_an_exponent_of_two_scales_at_zero_is_named_with_its_scale() -> None:
+    flat = fit_law(
+        points(synthetic("tied", 0).x, 2 + 1e5 * synthetic("tied", 0).x[:, 1] ** -0.5), LAWS["chinchilla"]
+    )
+    assert any("alpha is held at 0: the metric does not fall with its scale" in text for text in flat.notices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,53 @@ def test_one_scale_cannot_be_split() -> None:
         best_split(resampled(grid()), -1.0, 6.0)
 
 
+def rising(frame: pd.DataFrame, largest: float = 1.0) -> pd.DataFrame:
+    """The same runs with a loss that rises with model size, and falls at last where `largest` is below 1."""
+    loss = (1.5 + 400 * frame["samples_seen"] ** -0.3) * (frame["parameters"] / 1e7) ** 0.02
+    return frame.assign(val_loss=loss.where(frame["run"] < "run8", largest * loss))
+
+
+def test_without_a_fall_in_both_scales_no_split_is_the_best(tmp_path: Path, capsys: Any) -> None:
+    with pytest.raises(UserError, match="does not fall with both scales"):
+        best_split(resampled(rising(grid())), 1e20, 6.0)
+    both = pd.concat([grid(), rising(grid()).assign(attention="softmax")])
+    both.to_csv(tmp_path / "both.csv", index=False)
+    budget = ["--budget", "1e20", "--flop-factor", "6"]
+    assert run(str(tmp_path / "both.csv"), *TWO, *budget, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["group"] for row in found["splits"]] == ["linear"]
+    assert any(text.startswith("softmax (chinchilla): The fitted metric") for text in found["notices"])
+    assert run(str(tmp_path / "both.csv"), *TWO, *budget, "--where", "attention=softmax") == 2
+    assert "softmax (chinchilla): The fitted metric does not fall" in capsys.readouterr().err
+
+
+def test_a_split_that_hangs_on_one_run_is_open() -> None:
+    """Without the one large run the metric does not fall with the size: the interval has no ends."""
+    boot = resampled(rising(grid(), largest=0.6))
+    assert (boot.left_out[:, 0] == 0).any()
+    found = best_split(boot, 1e20, 6.0)
+    for name in ("first", "second", "predicted"):
+        assert found[f"{name}_interval95"] == (0.0, np.inf)
+    assert found["growth_interval95"][1] == 1.0  # all that a budget can give to one scale
+
+
+def test_a_gmac_costs_six_gflop_of_training(tmp_path: Path, capsys: Any) -> None:
+    """2 FLOP per MAC, and three times the forward pass."""
+    frame = grid().rename(columns={"parameters": "gmac_per_pair"})
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    columns = ["--x", "gmac_per_pair,samples_seen", "--law", "chinchilla", "--budget", "1e30", "--json"]
+    assert run(str(tmp_path / "table.csv"), *columns) == 0
+    (row,) = json.loads(capsys.readouterr().out)["splits"]
+    assert 6e9 * row["first"] * row["second"] == pytest.approx(1e30)
+
+
+def test_held_out_scores_say_what_their_intervals_are_worth(tmp_path: Path, capsys: Any) -> None:
+    frame = grid()
+    frame[frame["run"] < "run4"].to_csv(tmp_path / "four.csv", index=False)
+    assert run(str(tmp_path / "four.csv"), "--law", "power", "--hold-out", "1") == 0
+    assert "not reliable with 3 runs" in capsys.readouterr().err
+
+
 def test_held_out_runs_are_not_in_the_fit() -> None:
     """Spoiled large runs change their own scores, and nothing that is predicted for them."""
     settings = Settings(x="parameters,samples_seen", laws=("chinchilla",), draws=100)
@@ -108,7 +156,9 @@ def test_the_law_decides_how_well_large_runs_are_predicted() -> None:
 
 
 def test_runs_that_cannot_be_spared_are_a_sentence() -> None:
-    with pytest.raises(UserError, match="9 runs are too few to hold out 9"):
+    with pytest.raises(
+        UserError, match=r"No run could be held out\. linear: 9 runs are too few to hold out 9\."
+    ):
         held_out(grid(), Settings(draws=100), 9)
     with pytest.raises(UserError, match="at least 1"):
         held_out(grid(), Settings(draws=100), 0)
@@ -163,6 +213,11 @@ def test_predict_for_a_budget_and_held_out_runs(table: str, capsys: Any) -> None
         (["--at", "1e9"], "--at 1e9 must be 2 positive numbers"),
         (["--at", "1e9,x"], "--at 1e9,x must be 2 positive numbers"),
         (["--budget", "1e20"], "give --flop-factor"),
+        (["--budget", "1e20", "--budget", "nan", "--flop-factor", "6"], "Error: --budget must be a positive"),
+        (
+            ["--budget", "1e20", "--flop-factor", "0"],
+            "Error: --flop-factor must be a positive number, not 0.",
+        ),
         (["--hold-out", "-1"], "--hold-out must be at least 1"),
     ],
 )
@@ -172,6 +227,8 @@ def test_wrong_arguments_are_sentences(table: str, capsys: Any, arguments: list[
 
 
 def test_laws_and_columns_that_do_not_fit_together_are_named(table: str, capsys: Any) -> None:
+    assert run(table, "--law", "power", "--budget", "1e20") == 2
+    assert "--budget is split between two columns of --x" in capsys.readouterr().err
     assert run(table, "--law", "chinchilla", "--at", "1") == 2
     assert "takes two columns of --x" in capsys.readouterr().err
     assert run(table, "--x", "parameters,samples_seen", "--law", "power", "--at", "1,1") == 2
@@ -185,9 +242,11 @@ def test_the_figure_of_two_scales_has_a_curve_per_size(table: str, tmp_path: Pat
     top = figure.axes[0]
     assert len(top.get_lines()) == 6
     assert len(np.asarray(top.collections[0].get_offsets())) == 36
-    assert top.get_title() == f"linear: alpha = {analysis.fits[0].fit.parameters['alpha']:.3f}, beta = " + (
-        f"{analysis.fits[0].fit.parameters['beta']:.3f}"
-    )
+    number = r"0\.\d{3} \[0\.\d{3}, 0\.\d{3}\]"
+    assert re.fullmatch(rf"linear\nalpha = {number}, beta = {number}", top.get_title())
+    few = analyse(grid()[grid()["run"] < "run4"], settings)
+    title = surface_figure(few, "chinchilla").axes[0].get_title()
+    assert title.endswith("4 runs: not reliable") or "not identified" in title
     with pytest.raises(SystemExit) as stop:
         main(["plot", table, *TWO, "-o", str(tmp_path / "figures"), "--json"])
     assert not stop.value.code

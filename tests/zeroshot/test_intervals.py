@@ -5,10 +5,15 @@ import numpy as np
 import pytest
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.zeroshot import intervals as intervals_module
-from openclip_linattn.zeroshot import paired as paired_module
-from openclip_linattn.zeroshot.intervals import Interval, mean_per_class_interval, recall_interval, wilson
-from openclip_linattn.zeroshot.paired import Answers, compare, difference_interval
+from openclip_linattn.zeroshot.results import intervals as intervals_module
+from openclip_linattn.zeroshot.results import paired as paired_module
+from openclip_linattn.zeroshot.results.intervals import (
+    Interval,
+    mean_per_class_interval,
+    recall_interval,
+    wilson,
+)
+from openclip_linattn.zeroshot.results.paired import Answers, compare, difference_interval
 
 DRAWS = 2000
 

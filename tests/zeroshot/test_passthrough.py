@@ -19,18 +19,18 @@ from torch.utils.data import DataLoader
 
 from openclip_linattn.data.drawn.shapes import write_shapes
 from openclip_linattn.errors import UserError
-from openclip_linattn.zeroshot import benchmark_sets
-from openclip_linattn.zeroshot.benchmark_sets import Benchmarks, BenchmarkSet
-from openclip_linattn.zeroshot.benchmark_tasks import score_benchmark
+from openclip_linattn.zeroshot.benchmarks import sets as benchmark_sets
+from openclip_linattn.zeroshot.benchmarks.metrics import score_benchmark
+from openclip_linattn.zeroshot.benchmarks.offline import NetworkRefused, no_network
+from openclip_linattn.zeroshot.benchmarks.passthrough import BenchmarkError, mean_top1, run_benchmark
+from openclip_linattn.zeroshot.benchmarks.sets import Benchmarks, BenchmarkSet
 from openclip_linattn.zeroshot.checkpoints import CheckpointError, find_checkpoints
-from openclip_linattn.zeroshot.dataset import open_evaluation_set
-from openclip_linattn.zeroshot.embeddings import Classifiers
-from openclip_linattn.zeroshot.models import LoadedModel, load_model
-from openclip_linattn.zeroshot.offline import NetworkRefused, no_network
-from openclip_linattn.zeroshot.passthrough import BenchmarkError, mean_top1, run_benchmark
-from openclip_linattn.zeroshot.retrieval import score_retrieval
-from openclip_linattn.zeroshot.retrieval_sets import open_retrieval_set
+from openclip_linattn.zeroshot.encoders.embeddings import Classifiers
+from openclip_linattn.zeroshot.encoders.models import LoadedModel, load_model
+from openclip_linattn.zeroshot.retrieval.opening import open_retrieval_set
+from openclip_linattn.zeroshot.retrieval.scoring import score_retrieval
 from openclip_linattn.zeroshot.score import score
+from openclip_linattn.zeroshot.sets.dataset import open_evaluation_set
 
 # clip_benchmark, and webdataset's own opening of shards, leave files to be closed by the collector.
 pytestmark = [

@@ -13,13 +13,13 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.zeroshot import probe_fit
 from openclip_linattn.zeroshot.checkpoints import find_checkpoints
-from openclip_linattn.zeroshot.dataset import open_evaluation_set
-from openclip_linattn.zeroshot.models import LoadedModel, load_model
-from openclip_linattn.zeroshot.probe import score_probe
-from openclip_linattn.zeroshot.probe_fit import Parts, Regression, find_peak, split, strength, sweep
-from openclip_linattn.zeroshot.sets import EvaluationSet
+from openclip_linattn.zeroshot.encoders.models import LoadedModel, load_model
+from openclip_linattn.zeroshot.probe import fit as probe_fit
+from openclip_linattn.zeroshot.probe.fit import Parts, Regression, find_peak, split, strength, sweep
+from openclip_linattn.zeroshot.probe.scoring import score_probe
+from openclip_linattn.zeroshot.sets.dataset import open_evaluation_set
+from openclip_linattn.zeroshot.sets.kinds import EvaluationSet
 
 NAMES = tuple("abcdefghij")
 

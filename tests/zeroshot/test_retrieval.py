@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.zeroshot import ranks
 from openclip_linattn.zeroshot.checkpoints import CheckpointError, find_checkpoints
-from openclip_linattn.zeroshot.models import LoadedModel, load_model
-from openclip_linattn.zeroshot.ranks import recall_hits
-from openclip_linattn.zeroshot.retrieval import retrieval_result, score_retrieval
-from openclip_linattn.zeroshot.retrieval_sets import open_retrieval_set
-from openclip_linattn.zeroshot.streaming import DataError
+from openclip_linattn.zeroshot.encoders.models import LoadedModel, load_model
+from openclip_linattn.zeroshot.retrieval import ranks
+from openclip_linattn.zeroshot.retrieval.opening import open_retrieval_set
+from openclip_linattn.zeroshot.retrieval.ranks import recall_hits
+from openclip_linattn.zeroshot.retrieval.scoring import retrieval_result, score_retrieval
+from openclip_linattn.zeroshot.sets.streaming import DataError
 
 CPU = torch.device("cpu")
 # webdataset's own opening of shards, which clip_benchmark uses, leaves them to be closed by the collector.

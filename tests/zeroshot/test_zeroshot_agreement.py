@@ -17,15 +17,15 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
 from openclip_linattn.data.drawn.shapes import TEST, draw_sample
-from openclip_linattn.zeroshot.dataset import open_evaluation_set
-from openclip_linattn.zeroshot.embeddings import Classifiers
+from openclip_linattn.zeroshot.encoders.embeddings import Classifiers
+from openclip_linattn.zeroshot.encoders.features import image_features
+from openclip_linattn.zeroshot.encoders.models import LoadedModel
 from openclip_linattn.zeroshot.evaluate import EvaluationOptions, evaluate
-from openclip_linattn.zeroshot.features import image_features
-from openclip_linattn.zeroshot.labels import LabelSet
-from openclip_linattn.zeroshot.models import LoadedModel
-from openclip_linattn.zeroshot.reading import keyed_batches
 from openclip_linattn.zeroshot.score import Scored, score
-from openclip_linattn.zeroshot.wnids import imagenet1k_names, imagenet1k_wnids, imagenet21k_wnids
+from openclip_linattn.zeroshot.sets.dataset import open_evaluation_set
+from openclip_linattn.zeroshot.sets.labels import LabelSet
+from openclip_linattn.zeroshot.sets.reading import keyed_batches
+from openclip_linattn.zeroshot.sets.wnids import imagenet1k_names, imagenet1k_wnids, imagenet21k_wnids
 from openclip_scaling.evaluations import read_json_lines, zeroshot_metrics
 
 # OpenCLIP's and clip_benchmark's accuracy turn arrays of one element into numbers.
@@ -190,7 +190,7 @@ def test_imagenet_21k_gives_a_row_over_all_synsets_and_one_over_those_present(
 ) -> None:
     wnids = imagenet21k_wnids()[:400:2]
     monkeypatch.setattr(
-        "openclip_linattn.zeroshot.layouts.imagenet21k_wnids", lambda: imagenet21k_wnids()[:400]
+        "openclip_linattn.zeroshot.sets.layouts.imagenet21k_wnids", lambda: imagenet21k_wnids()[:400]
     )
     root = tmp_path / "synsets"
     for wnid, source in zip(wnids, sorted(imagenet.iterdir())[:200], strict=True):

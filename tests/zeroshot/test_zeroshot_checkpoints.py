@@ -9,7 +9,7 @@ import torch
 from openclip_linattn.epochs import recorded_epoch
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.checkpoints import Checkpoint, CheckpointError, find_checkpoints, read_params
-from openclip_linattn.zeroshot.models import check_model_name, choose_device, load_model
+from openclip_linattn.zeroshot.encoders.models import check_model_name, choose_device, load_model
 
 CPU = torch.device("cpu")
 

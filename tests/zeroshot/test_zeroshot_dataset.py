@@ -12,9 +12,9 @@ from PIL import Image
 from torch import Tensor
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.zeroshot.dataset import open_evaluation_set
-from openclip_linattn.zeroshot.reading import keyed_batches
-from openclip_linattn.zeroshot.streaming import DataError
+from openclip_linattn.zeroshot.sets.dataset import open_evaluation_set
+from openclip_linattn.zeroshot.sets.reading import keyed_batches
+from openclip_linattn.zeroshot.sets.streaming import DataError
 
 
 def small(image: Image.Image) -> Tensor:

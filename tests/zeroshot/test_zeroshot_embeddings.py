@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.zeroshot import embedding_cache
-from openclip_linattn.zeroshot.accuracy import accuracy
 from openclip_linattn.zeroshot.checkpoints import CheckpointError, find_checkpoints
-from openclip_linattn.zeroshot.embedding_cache import EmbeddingCache
-from openclip_linattn.zeroshot.embeddings import Classifiers, class_embeddings
-from openclip_linattn.zeroshot.labels import LabelSet
-from openclip_linattn.zeroshot.models import LoadedModel, load_model
-from openclip_linattn.zeroshot.predictions import Predictions, best_classes, gather
-from openclip_linattn.zeroshot.templates import NAMED, find_templates
+from openclip_linattn.zeroshot.encoders import embedding_cache
+from openclip_linattn.zeroshot.encoders.embedding_cache import EmbeddingCache
+from openclip_linattn.zeroshot.encoders.embeddings import Classifiers, class_embeddings
+from openclip_linattn.zeroshot.encoders.models import LoadedModel, load_model
+from openclip_linattn.zeroshot.results.accuracy import accuracy
+from openclip_linattn.zeroshot.results.predictions import Predictions, best_classes, gather
+from openclip_linattn.zeroshot.sets.labels import LabelSet
+from openclip_linattn.zeroshot.sets.templates import NAMED, find_templates
 
 CPU = torch.device("cpu")
 NAMES = tuple(open_clip.IMAGENET_CLASSNAMES[:25])

@@ -19,15 +19,15 @@ from PIL import Image
 from torch import Tensor
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.zeroshot import embeddings as embeddings_module
-from openclip_linattn.zeroshot import encoding as encoding_module
 from openclip_linattn.zeroshot.checkpoints import find_checkpoints
-from openclip_linattn.zeroshot.dataset import open_evaluation_set
-from openclip_linattn.zeroshot.embeddings import class_embeddings
+from openclip_linattn.zeroshot.encoders import embeddings as embeddings_module
+from openclip_linattn.zeroshot.encoders import encoding as encoding_module
+from openclip_linattn.zeroshot.encoders.embeddings import class_embeddings
+from openclip_linattn.zeroshot.encoders.models import LoadedModel, load_model
 from openclip_linattn.zeroshot.evaluate import EvaluationError, EvaluationOptions, evaluate
-from openclip_linattn.zeroshot.labels import LabelSet
-from openclip_linattn.zeroshot.models import LoadedModel, load_model
-from openclip_linattn.zeroshot.streaming import DataError
+from openclip_linattn.zeroshot.sets.dataset import open_evaluation_set
+from openclip_linattn.zeroshot.sets.labels import LabelSet
+from openclip_linattn.zeroshot.sets.streaming import DataError
 
 # OpenCLIP's and clip_benchmark's accuracy turn arrays of one element into numbers.
 NUMPY_SCALAR = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")

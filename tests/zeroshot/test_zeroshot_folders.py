@@ -13,12 +13,12 @@ from PIL import Image
 from torch import Tensor
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.zeroshot.dataset import open_evaluation_set
-from openclip_linattn.zeroshot.layouts import find_layout
-from openclip_linattn.zeroshot.reading import keyed_batches
-from openclip_linattn.zeroshot.sets import FolderSet
-from openclip_linattn.zeroshot.streaming import DataError
-from openclip_linattn.zeroshot.wnids import (
+from openclip_linattn.zeroshot.sets.dataset import open_evaluation_set
+from openclip_linattn.zeroshot.sets.kinds import FolderSet
+from openclip_linattn.zeroshot.sets.layouts import find_layout
+from openclip_linattn.zeroshot.sets.reading import keyed_batches
+from openclip_linattn.zeroshot.sets.streaming import DataError
+from openclip_linattn.zeroshot.sets.wnids import (
     imagenet1k_names,
     imagenet1k_wnids,
     imagenet21k_wnids,

@@ -4,7 +4,13 @@ from pathlib import Path
 import pytest
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.zeroshot.labels import LabelSet, as_format, read_label_sets, read_lines, read_templates
+from openclip_linattn.zeroshot.sets.labels import (
+    LabelSet,
+    as_format,
+    read_label_sets,
+    read_lines,
+    read_templates,
+)
 
 TEMPLATE = ("a {c}",)
 

@@ -15,9 +15,9 @@ from typer.testing import CliRunner, Result
 from openclip_linattn.cli.evaluate import evaluate_command
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.evaluate import EvaluationOptions, evaluate
-from openclip_linattn.zeroshot.learning_curves import learning_curves
-from openclip_linattn.zeroshot.pairs import compare_rows
-from openclip_linattn.zeroshot.prediction_files import load_answers
+from openclip_linattn.zeroshot.results.learning_curves import learning_curves
+from openclip_linattn.zeroshot.results.pairs import compare_rows
+from openclip_linattn.zeroshot.results.prediction_files import load_answers
 
 SAVED = EvaluationOptions(workers=0, label_sets=["color x shape"])
 

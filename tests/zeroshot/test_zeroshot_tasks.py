@@ -13,13 +13,13 @@ import torch
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.checkpoints import find_checkpoints
-from openclip_linattn.zeroshot.dataset import open_evaluation_set
+from openclip_linattn.zeroshot.encoders.models import LoadedModel, load_model
 from openclip_linattn.zeroshot.evaluate import EvaluationError, EvaluationOptions, evaluate
-from openclip_linattn.zeroshot.intervals import wilson
-from openclip_linattn.zeroshot.models import LoadedModel, load_model
-from openclip_linattn.zeroshot.probe import score_probe
-from openclip_linattn.zeroshot.retrieval import score_retrieval
-from openclip_linattn.zeroshot.retrieval_sets import open_retrieval_set
+from openclip_linattn.zeroshot.probe.scoring import score_probe
+from openclip_linattn.zeroshot.results.intervals import wilson
+from openclip_linattn.zeroshot.retrieval.opening import open_retrieval_set
+from openclip_linattn.zeroshot.retrieval.scoring import score_retrieval
+from openclip_linattn.zeroshot.sets.dataset import open_evaluation_set
 
 # clip_benchmark leaves shards to be closed by the collector.
 UNCLOSED = pytest.mark.filterwarnings(r"ignore:unclosed file .*\.tar'>:ResourceWarning")
@@ -252,7 +252,7 @@ def test_rows_have_intervals_and_a_speed(checkpoint: Path, data_folder: Path) ->
 def test_a_row_lists_a_thousand_classes_at_most(
     checkpoint: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openclip_linattn.zeroshot.accuracy.MOST_LISTED", 7)
+    monkeypatch.setattr("openclip_linattn.zeroshot.results.accuracy.MOST_LISTED", 7)
     rows = evaluate([checkpoint], [data_folder], options())
     assert ["per_class" in row for row in rows] == [False, True, True]
 
@@ -277,7 +277,7 @@ def test_another_image_size_is_that_of_the_plain_model_resized(
 ) -> None:
     import open_clip
 
-    from openclip_linattn.zeroshot.embeddings import Classifiers
+    from openclip_linattn.zeroshot.encoders.embeddings import Classifiers
     from openclip_linattn.zeroshot.score import score
 
     model, _, transform = open_clip.create_model_and_transforms(

@@ -35,7 +35,7 @@ def show_rows(rows: list[Row], *, as_json: bool, per_class: bool) -> None:
 
 
 def _benchmark_means(rows: Sequence[Row], titles: Titles) -> list[str]:
-    from openclip_linattn.zeroshot.passthrough import mean_top1
+    from openclip_linattn.zeroshot.benchmarks.passthrough import mean_top1
     from openclip_linattn.zeroshot.tasks import BENCHMARK
 
     groups: dict[tuple[str, str], list[Row]] = {}
@@ -63,7 +63,7 @@ def show_pairs(rows: Sequence[Row], console: Console, *, wanted: bool, against: 
     Without being `wanted`, it is said only where there are two checkpoints, with predictions. Raises UserError
     where it is wanted and cannot be said.
     """
-    from openclip_linattn.zeroshot.pairs import comparable, compare_rows
+    from openclip_linattn.zeroshot.results.pairs import comparable, compare_rows
 
     if not wanted:
         two = len({row["checkpoint"] for row in rows}) == 2

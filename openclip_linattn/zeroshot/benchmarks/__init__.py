@@ -1,0 +1,1 @@
+"""clip_benchmark's sets by their names."""

@@ -1,0 +1,1 @@
+"""Models of checkpoints, and the features that they compute."""

@@ -1,0 +1,85 @@
+"""The embeddings of classes, in steps of bounded size, and each built once."""
+
+import open_clip
+import torch
+from torch import Tensor
+
+from openclip_linattn.zeroshot.encoders.embedding_cache import EmbeddingCache
+from openclip_linattn.zeroshot.encoders.features import as_float32, autocast, check_finite
+from openclip_linattn.zeroshot.encoders.models import LoadedModel
+from openclip_linattn.zeroshot.sets.labels import LabelSet
+from openclip_linattn.zeroshot.watching import Advance, Watch, unwatched
+
+# Ten classes at 80 templates, as in OpenCLIP: there the embeddings are equal to the last bit.
+_TEXTS_PER_STEP = 800
+_Key = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+class Classifiers:
+    """The class embeddings of one model, built once for each list of classes and templates.
+
+    Those of many texts are kept in `cache`, if there is one; `watch` shows what is built.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, cache: EmbeddingCache | None = None, watch: Watch = unwatched
+    ) -> None:
+        self.loaded = loaded
+        self._cache = cache
+        self._watch = watch
+        self._built: dict[_Key, Tensor] = {}
+
+    def get(self, label_set: LabelSet) -> Tensor:
+        """Return the classifier (embedding, C) of a label set; raises CheckpointError where it is not finite."""
+        key = (label_set.classes, label_set.formats)
+        if key not in self._built:
+            within = self._within_another(key)
+            self._built[key] = self._build(label_set) if within is None else within
+        return self._built[key]
+
+    def _within_another(self, wanted: _Key) -> Tensor | None:
+        """Return the columns of a classifier that has all these class names in it."""
+        for (classes, formats), classifier in self._built.items():
+            if formats == wanted[1] and set(wanted[0]) <= set(classes):
+                index = {name: number for number, name in enumerate(classes)}
+                return classifier[:, [index[name] for name in wanted[0]]]
+        return None
+
+    def _build(self, label_set: LabelSet) -> Tensor:
+        kept = self._cache.get(label_set) if self._cache else None
+        if kept is not None:
+            return kept.to(self.loaded.device)
+        with self._watch(f"texts of {label_set.name}", len(label_set.classes)) as advance:
+            classifier = class_embeddings(self.loaded, label_set, advance)
+        check_finite(classifier, f"text features of label set {label_set.name!r}")
+        if self._cache:
+            self._cache.put(label_set, classifier)
+        return classifier
+
+
+def class_embeddings(loaded: LoadedModel, label_set: LabelSet, advance: Advance = lambda _: None) -> Tensor:
+    """Return the zero-shot classifier (embedding, C): OpenCLIP's own, in float32, columns of norm 1.
+
+    A column is the mean over the templates of the normalised text features, normalised again (Radford et
+    al. 2021, section 3.1.4). `advance` hears how many classes each step did.
+    """
+    step = max(1, _TEXTS_PER_STEP // len(label_set.templates))
+    classifier: Tensor | None = None
+    with torch.inference_mode(), autocast(loaded):
+        for first in range(0, len(label_set.classes), step):
+            names = label_set.classes[first : first + step]
+            part: Tensor = open_clip.build_zero_shot_classifier(
+                loaded.clip,
+                tokenizer=loaded.tokenizer,
+                classnames=names,
+                templates=label_set.formats,
+                num_classes_per_batch=None,
+                device=loaded.device,
+            )
+            part = as_float32(part, dim=0)
+            if classifier is None:
+                classifier = part.new_empty(part.shape[0], len(label_set.classes))
+            classifier[:, first : first + step] = part
+            advance(len(names))
+    assert classifier is not None  # a label set has classes
+    return classifier

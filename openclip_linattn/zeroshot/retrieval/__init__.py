@@ -1,0 +1,1 @@
+"""Image-text retrieval: its sets, and recall in blocks."""

@@ -1,0 +1,1 @@
+"""Evaluation sets for classification: what they are, how they are opened and read."""
