@@ -1,6 +1,7 @@
 """The README's benchmark tables are those of the committed results."""
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -70,6 +71,39 @@ def tower_table():
         times = " | ".join(f"{float(row['seconds']):.3g} s" for row in (softmax, ours))
         ratios = " | ".join(f"{float(ours[name]):.2f}" for name in ("softmax_speedup", "flop_ratio"))
         yield f"| {pixels} | {int(ours['tokens']):,} | {times} | {ratios} |"
+
+
+def part_table(report):
+    yield "| part | time of one sample | share |"
+    yield "|---|---|---|"
+    for row in report["parts"]:
+        yield f"| {row['part']} | {1e6 * row['seconds']:,.0f} µs | {row['share']:.0%} |"
+
+
+def loader_table(report):
+    yield "| data-loader workers | samples/s | over one process that does the parts alone |"
+    yield "|---|---|---|"
+    for row in report["loaders"]:
+        yield f"| {row['workers']} | {row['samples_per_s']:,.0f} | {row['of_parts']:.2f} |"
+
+
+@pytest.mark.parametrize("table", [part_table, loader_table])
+def test_tables_of_reading(table):
+    report = json.loads((RESULTS.parent / "reading" / "reading.json").read_text(encoding="utf-8"))
+    section = README.split("<!-- reading -->")[1].split("<!-- end of reading -->")[0]
+    assert "\n".join(table(report)) in section
+
+
+def test_cost_of_a_check():
+    cost = json.loads((RESULTS.parent / "check" / "cost.json").read_text(encoding="utf-8"))
+    rate, laion = cost["rates"]["judging"]["samples_per_second"], cost["laion_400m"]
+    text = " ".join(README.split())
+    assert f"{rate:,} samples a second and core" in text
+    assert (
+        f"{laion['samples'] / rate / 3600:.0f} core-hours, {laion['hours_on_64_cores']} hours on 64 cores"
+        in text
+    )
+    assert f"the disk gives {laion['gigabytes_per_second_to_read']:.2g} GB/s" in text
 
 
 @pytest.mark.parametrize("table", [operator_table, bare_table, tower_table])
