@@ -88,8 +88,6 @@ def test_draws_with_replacement_repeat_themselves():
     generator = random.Random(0)
     mean = sum(len({generator.randrange(80) for _ in range(80)}) for _ in range(2000)) / 2000
     assert coverage.unique == pytest.approx(mean, rel=0.01)
-    assert coverage.unique_after(1) == pytest.approx(coverage.unique)
-    assert coverage.unique_after(3) == pytest.approx(80 * (1 - (1 - 1 / 80) ** 240))
 
 
 def test_batches_are_rounded_up_twice():

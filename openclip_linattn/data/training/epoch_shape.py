@@ -38,10 +38,6 @@ class Coverage:
     reach: int
     shards: int
 
-    def unique_after(self, epochs: int) -> float:
-        """Different samples after so many epochs, each of which shuffles anew."""
-        return self.reach * (1 - (1 - self.unique / self.reach) ** epochs) if self.reach else 0.0
-
 
 @dataclass(frozen=True)
 class Reading:
