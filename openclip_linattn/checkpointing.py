@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from openclip_linattn.files import atomic_path
 
 @contextmanager
 def atomic_saving() -> Iterator[None]:
-    """Makes torch.save write a file beside the one that it is given, sync it to disk, and rename it.
+    """Makes torch.save write a file beside the one that it is given, and rename it when it is on disk.
 
     Targets that are no paths are left to torch. Where the file cannot be written, for want of space say, torch.save
     raises UserError and what the path held before stays.
@@ -29,9 +29,6 @@ def atomic_saving() -> Iterator[None]:
         try:
             with atomic_path(path) as temporary, temporary.open("wb") as file:
                 stock(obj, file, *args, **kwargs)
-                file.flush()
-                os.fsync(file.fileno())
-            _sync_folder(path.parent)
         except (OSError, RuntimeError) as error:
             reason = _system_error(error)
             if reason is None:
@@ -58,13 +55,3 @@ def _system_error(error: BaseException | None) -> OSError | None:
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes a rename last through a power cut, where the file system can: FUSE, for one, may refuse for folders."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

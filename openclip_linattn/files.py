@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,29 @@ from openclip_linattn.errors import UserError
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path` and rename it to `path` when the block ends without an error."""
+    """Yield a temporary path beside `path` and rename it to `path` when the block ends without an error.
+
+    The content is on the disk before it has the name, so that a power cut too leaves the old file or the new one.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
         if path.exists():  # a file that is rewritten keeps its permissions
             temporary.chmod(path.stat().st_mode & 0o777)
+        _sync(temporary)
         temporary.replace(path)
+        with suppress(OSError):  # FUSE, for one, may refuse for folders
+            _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -122,8 +122,6 @@ class VerdictStore:
         merged = self.folder / _MERGED
         with atomic_path(merged) as temporary, temporary.open("w", encoding="utf-8") as file:
             file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
         for path in paths:
             if path != merged:
                 path.unlink(missing_ok=True)
