@@ -93,9 +93,12 @@ class Evaluation:
 
     def _kept(self, checkpoint: Checkpoint, headers: Sequence[Sequence[Row]]) -> dict[RowKey, Row]:
         """Return the rows that are kept and still hold, under the checkpoint's present path."""
-        if checkpoint.results_folder is None or self.options.again:
+        if checkpoint.results_folder is None:
             return {}
+        # Read for --again too: a broken file is told now, not when the new rows are added to it.
         kept = read_rows(checkpoint.results_folder)
+        if self.options.again:
+            return {}
         found = {}
         for header in (header for each in headers for header in each):
             row = kept.get(row_key(header), {})

@@ -44,8 +44,8 @@ def evaluate(
     (JSON). Notices and progress go to `console`; None is silent. Under torchrun the images are dealt to the
     processes, all of them return the rows, and the first alone writes and speaks. What can be checked is checked
     before the first model is built. Raises UserError for bad input, DataError for a sample that cannot be used,
-    and, once the others are done, EvaluationError for checkpoints that do not load or give non-finite features and
-    for sets of clip_benchmark that fail.
+    and, once the others are done, EvaluationError for checkpoints that do not load or give non-finite features, for
+    sets of clip_benchmark that fail, and for an `output` that cannot be written.
     """
     options = options or EvaluationOptions()
     found = find_checkpoints(checkpoints, options.model)
@@ -77,7 +77,10 @@ def _evaluate(
     rows = [row for result in results for row in result.rows]
     failures = [failure for result in results for failure in result.failures]
     if output is not None and processes.first:
-        write_json(output, rows)
+        try:
+            write_json(output, rows)
+        except UserError as error:
+            failures.append(str(error))
     if failures:
         raise EvaluationError("\n".join(failures), rows)
     return rows

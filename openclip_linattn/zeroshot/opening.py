@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from openclip_linattn.errors import UserError
+from openclip_linattn.zeroshot.benchmarks.names import check_names
 from openclip_linattn.zeroshot.benchmarks.sets import Benchmarks
 from openclip_linattn.zeroshot.options import EvaluationOptions
 from openclip_linattn.zeroshot.retrieval.caption_files import CAPTION_SUFFIXES
@@ -81,6 +82,10 @@ def _refuse_useless(options: EvaluationOptions, labelled: Sequence[str], caption
         return
     if captioned:
         raise UserError(f"--probe needs classes to test on, and {captioned[0]} is a set for retrieval")
+    if len(options.label_sets) > 1:
+        raise UserError(
+            f"--probe takes one label set, and --label-set names {len(options.label_sets)}; name one"
+        )
     if len(labelled) != 1:
         raise UserError(f"--probe is tested on one set, and --data names {len(labelled)}; name one")
 
@@ -116,4 +121,5 @@ def _benchmark_tasks(options: EvaluationOptions) -> list[Task]:
         batch_size=options.batch_size,
         workers=options.worker_count,
     )
+    check_names(wanted.names)
     return [benchmark_task(name, wanted) for name in wanted.names]

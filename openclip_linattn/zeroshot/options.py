@@ -9,6 +9,7 @@ from joblib import cpu_count
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.sets.dataset import CLASS_CHOICES
 
+MOST_IN_BATCH = 1_000_000
 PRECISIONS = ("fp32", "amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16")
 
 
@@ -47,8 +48,8 @@ class EvaluationOptions:
     image_sizes: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UserError(f"the batch size is {self.batch_size}; it must be at least 1")
+        if not 1 <= self.batch_size <= MOST_IN_BATCH:
+            raise UserError(f"the batch size is {self.batch_size}; it must be from 1 to {MOST_IN_BATCH}")
         if self.workers is not None and self.workers < 0:
             raise UserError(f"the number of workers is {self.workers}; it must be at least 0")
         if self.classes is not None and self.classes not in CLASS_CHOICES:

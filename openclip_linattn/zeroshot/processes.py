@@ -1,5 +1,6 @@
 """The processes that torchrun starts: they share out the images of an evaluation and bring the answers together."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,9 +14,7 @@ import torch.distributed as dist
 from openclip_linattn.errors import UserError
 
 T = TypeVar("T")
-_PATIENCE = timedelta(
-    days=30
-)  # the others wait for the slowest, which may read an archive of millions of images
+_PATIENCE = timedelta(days=30)  # the others wait for the slowest, which may read millions of images
 
 
 @dataclass(frozen=True)
@@ -81,13 +80,19 @@ def first_process() -> bool:
 def joined() -> Iterator[Processes]:
     """Join the processes of torchrun, if there are several, for as long as the block lasts.
 
-    Only answers travel between them, on the CPU, so gloo serves whatever the device is.
+    Only answers travel between them, on the CPU, so gloo serves whatever the device is. What is logged below an
+    error is logged by the first alone.
     """
     if not dist.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
         yield Processes()
         return
     dist.init_process_group("gloo", timeout=_PATIENCE)
+    log = logging.getLogger("openclip_linattn")
+    level = log.level
     try:
+        if dist.get_rank():
+            log.setLevel(logging.ERROR)
         yield Processes(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
     finally:
+        log.setLevel(level)
         dist.destroy_process_group()

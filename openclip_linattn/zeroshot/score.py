@@ -1,7 +1,9 @@
 """Scores one loaded model on one evaluation set: images are encoded once for all its label sets."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -12,10 +14,12 @@ from openclip_linattn.zeroshot.encoders.encoding import encoded_batches
 from openclip_linattn.zeroshot.processes import ALONE, Processes
 from openclip_linattn.zeroshot.results.accuracy import accuracy
 from openclip_linattn.zeroshot.results.predictions import Predictions, best_classes, gather
-from openclip_linattn.zeroshot.sets.kinds import EvaluationSet
+from openclip_linattn.zeroshot.sets.kinds import EvaluationSet, ShardSet
 from openclip_linattn.zeroshot.sets.labels import LabelSet
 from openclip_linattn.zeroshot.sets.reading import check_count
 from openclip_linattn.zeroshot.watching import Advance
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,5 +80,24 @@ def score(
     for number, label_set in enumerate(label_sets):
         best = torch.cat([chosen for each in parts for chosen in each.best[number]])
         predictions = gather(keys, truth[:, data.label_sets.index(label_set)], best)
+        if isinstance(data, ShardSet) and processes.first:
+            _report_unseen(data, label_set, predictions)
         scored.append(Scored(accuracy(predictions, label_set), predictions))
     return scored
+
+
+def _report_unseen(data: ShardSet, label_set: LabelSet, predictions: Predictions) -> None:
+    """Say where classes that tars know by index only have no image: a heading in the file of names shifts them all."""
+    seen = set(predictions.labels.tolist())
+    unseen = [number for number in range(len(label_set.classes)) if number not in seen]
+    if unseen and not label_set.fields:
+        _warn_once(
+            f"{data.source}: {len(unseen)} of the {len(label_set.classes)} classes of label set {label_set.name!r} "
+            f"have no image, first class {unseen[0]}, {label_set.classes[unseen[0]]!r}; make sure that the names are "
+            "those of the class indices and that the shards are all there"
+        )
+
+
+@cache
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)  # the next checkpoint would say the same

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from openclip_linattn.zeroshot.benchmarks.passthrough import data_state, run_benchmark
@@ -16,11 +17,8 @@ from openclip_linattn.zeroshot.score import Scored, score
 from openclip_linattn.zeroshot.sets.kinds import EvaluationSet
 from openclip_linattn.zeroshot.watching import Advance, Watch, unwatched
 
-RETRIEVAL, BENCHMARK, PROBE = (
-    "retrieval",
-    "clip_benchmark",
-    "probe",
-)  # label sets in rows without one of their own
+# Label sets in rows without one of their own.
+RETRIEVAL, BENCHMARK, PROBE = "retrieval", "clip_benchmark", "probe"
 
 
 @dataclass(frozen=True)
@@ -136,6 +134,7 @@ def benchmark_task(name: str, wanted: Benchmarks) -> Task:
         return [Scored(result)]
 
     root = wanted.folder(name)
-    fields = {"dataset": name, "data": f"{name}@{root}", "label_set": BENCHMARK, "split": wanted.split}
+    place = root if "://" in root else str(Path(root).resolve())
+    fields = {"dataset": name, "data": f"{name}@{place}", "label_set": BENCHMARK, "split": wanted.split}
     question = Question(fields, data_state(root, wanted.split), [BENCHMARK, wanted.language])
     return Task(name, 1, f"{name}: from {root}, by clip_benchmark", [question], answer)

@@ -14,7 +14,10 @@ from openclip_scaling.law import Array
 from openclip_scaling.runs import CHECKPOINT_COLUMNS
 
 ERROR_PREFIX = "error:"
-_ACCURACY = re.compile(r"(top-?\d+|acc\d*|accuracy|recall(@?\d+)?|mean_per_class\w*|R@\d+)$", re.IGNORECASE)
+_ACCURACY = re.compile(
+    r"(top-?\d+|acc\d*|accuracy|recall(@?\d+)?|mean_per_class\w*|mean_average_precision|R@\d+)$",
+    re.IGNORECASE,
+)
 # Losses of a batch: their value depends on how many negatives the batch holds.
 LOSSES = {"val_loss": ("batch", "val_batch"), "train_loss": ("batch",)}
 _LABELS = {

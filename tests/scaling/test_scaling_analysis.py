@@ -97,7 +97,13 @@ def test_what_cannot_be_an_accuracy_is_refused(value: float) -> None:
         analyse(spoiled, replace(FAST, metric="set/labels/top1"))
 
 
-@pytest.mark.parametrize("name", ["set/mean_per_class", "set/image_retrieval_recall@5", "acc1", "set/top-1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("set/mean_per_class", "set/image_retrieval_recall@5", "acc1", "set/top-1"),
+        "set/clip_benchmark/mean_average_precision",
+    ],
+)
 def test_accuracies_are_known_by_name(name: str) -> None:
     assert metric_named(name).complement
 

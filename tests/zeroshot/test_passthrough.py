@@ -27,6 +27,7 @@ from openclip_linattn.zeroshot.benchmarks.sets import Benchmarks, BenchmarkSet
 from openclip_linattn.zeroshot.checkpoints import CheckpointError, find_checkpoints
 from openclip_linattn.zeroshot.encoders.embeddings import Classifiers
 from openclip_linattn.zeroshot.encoders.models import LoadedModel, load_model
+from openclip_linattn.zeroshot.results.intervals import wilson
 from openclip_linattn.zeroshot.retrieval.opening import open_retrieval_set
 from openclip_linattn.zeroshot.retrieval.scoring import score_retrieval
 from openclip_linattn.zeroshot.score import score
@@ -217,6 +218,8 @@ def assert_equal_selection(row: dict[str, Any], loaded: LoadedModel, data: Any) 
     assert row["image_accuracy"] == pytest.approx(expected["image_acc"])
     assert row["text_accuracy"] == pytest.approx(expected["text_acc"])
     assert row["accuracy"] == pytest.approx(expected["acc"])
+    for name in ("image_accuracy", "text_accuracy", "accuracy"):
+        assert row[f"{name}_interval"] == list(wilson(round(row[name] * row["n"]), row["n"]))
 
 
 def test_items_of_two_images_and_two_captions_are_selected_as_in_clip_benchmark(loaded: LoadedModel) -> None:
@@ -281,6 +284,15 @@ def test_class_names_that_do_not_fit_are_told(
     else:
         (folder / "classnames.txt").write_text(classes)
     assert reason in run_benchmarks(loaded, Benchmarks(["wds/set"], str(folder))).failures["wds/set"]
+
+
+def test_a_class_may_have_an_empty_name(loaded: LoadedModel, tmp_path: Path, make: Any) -> None:
+    """As in clip_benchmark's clevr_closest_object_distance."""
+    folder = make.set(tmp_path / "set", make.samples(20))
+    names = folder / "classnames.txt"
+    names.write_text(names.read_text().replace("green bar", ""))
+    (row,) = run_benchmarks(loaded, Benchmarks(["wds/set"], str(folder))).rows
+    assert [name for name, _, _ in row["per_class"]][2:5] == ["green disk", "", "blue disk"]
 
 
 def test_a_faulty_image_in_a_worker_is_told_in_a_line(loaded: LoadedModel, tmp_path: Path, make: Any) -> None:

@@ -297,6 +297,49 @@ def test_a_broken_results_file_is_named(run: Path, data_folder: Path) -> None:
         evaluate([run], [data_folder], PLAIN)
 
 
+@pytest.mark.parametrize("content", [b"{}\n", b"\xff\xfe\n"])
+def test_a_broken_results_file_is_named_before_an_evaluation_anew(
+    run: Path, data_folder: Path, builds: list[str], content: bytes
+) -> None:
+    (run / "checkpoints" / "zeroshot.jsonl").write_bytes(content)
+    with pytest.raises(UserError, match=r"zeroshot\.jsonl.* mend "):
+        evaluate([run], [data_folder], options(save=True, again=True))
+    assert builds == []
+
+
+def test_an_output_that_cannot_be_written_leaves_the_rows(
+    checkpoint: Path, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    output = tmp_path / "rows.json"
+    monkeypatch.setattr("openclip_linattn.zeroshot.results.rows.write_text", full)
+    with pytest.raises(EvaluationError, match=r"rows\.json cannot be written: No space left") as caught:
+        evaluate([checkpoint], [data_folder], PLAIN, output=output)
+    assert len(caught.value.rows) == 3
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UserError, match=r"you may not write into"):
+        evaluate([checkpoint], [data_folder], PLAIN, output=output)
+
+
+def test_classes_of_tars_without_an_image_are_told(
+    checkpoint: Path, tmp_path: Path, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A heading in the file of names gives every image the name of the class before its own."""
+    folder = make.set(tmp_path / "set", make.samples(45))
+    (folder / "label_sets.json").unlink()
+    evaluate([checkpoint], [folder], PLAIN)
+    assert caplog.text == ""
+    names = folder / "classnames.txt"
+    names.write_text("name\n" + names.read_text())
+    evaluate([checkpoint], [folder], PLAIN)
+    assert (
+        "1 of the 9 classes of label set 'classnames' have no image, first class 8, 'white bar'"
+        in caplog.text
+    )
+
+
 def spoil(path: Path, key: str) -> None:
     content = torch.load(path, weights_only=True)
     content["state_dict"][key].fill_(float("nan"))
@@ -343,6 +386,7 @@ def test_other_precisions_run(checkpoint: Path, data_folder: Path, precision: st
     ("wrong", "reason"),
     [
         ({"batch_size": 0}, "batch size is 0"),
+        ({"batch_size": 10**20}, "it must be from 1 to 1000000"),
         ({"workers": -1}, "workers is -1"),
         ({"precision": "fp8"}, "unknown precision 'fp8'.*amp_bf16"),
     ],

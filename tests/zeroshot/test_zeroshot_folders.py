@@ -1,6 +1,7 @@
 import importlib.resources
 import io
 import logging
+import os
 from collections.abc import Iterable
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,6 +116,10 @@ def test_imagenet_a_and_r_are_evaluated_over_their_200_classes(tmp_path: Path, l
     assert (labels.name, len(labels.classes)) == (f"imagenet-{letter}", 200)
     assert labels.classes[0] == imagenet1k_names()[WNIDS.index(min(wnids))]
     assert opened(root, classes="all").label_sets[0].name == "imagenet1k"
+    names = tmp_path / "mine.txt"
+    names.write_text("".join(f"{wnid}\tname of {wnid}\n" for wnid in wnids))
+    (own,) = opened(root, classnames=names).label_sets
+    assert (own.name, own.classes[0]) == (f"mine-imagenet-{letter}", f"name of {min(wnids)}")
 
 
 def test_one_class_less_than_imagenet_a_is_no_known_subset() -> None:
@@ -281,6 +286,12 @@ def test_folders_that_name_their_classes(tmp_path: Path) -> None:
     assert opened(root, templates="simple7").label_sets[0].templates[0] == "itap of a {c}."
 
 
+def test_a_folder_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    root = make_folders(tmp_path / "set", ["épée", "chat", os.fsdecode(b"\xe9t\xe9")])
+    with pytest.raises(UserError, match=r"folder '\\udce9t\\udce9' is not UTF-8; rename it"):
+        opened(root)
+
+
 def test_names_may_be_keyed_by_folder(tmp_path: Path, imagenet: Path) -> None:
     path = tmp_path / "own names.txt"
     path.write_text("".join(f"{wnid}\tname {wnid}\n" for wnid in reversed(WNIDS)))
@@ -432,6 +443,7 @@ def test_tars_of_imagenet_need_no_names(tars: Path, tmp_path: Path) -> None:
         ("imagenet1k:", "\n".join(imagenet1k_names()[:-1]), {}, "999 names, but there are 1000"),
         ("imagenet1k:", "\n".join(sorted(imagenet1k_names())), {}, "in another order"),
         ("", "\n".join(sorted(imagenet1k_names())), {"templates": "one"}, "in another order"),
+        ("", "0\tred\n1\tgreen\n", {"templates": "one"}, "line 1 has a tab"),
         ("imagenet21k:", None, {}, "leave imagenet21k: out"),
         ("folder:", None, {}, "leave folder: out"),
         ("imagenet1k:", None, {"classes": "present"}, "leave --classes out"),

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,11 @@ def test_a_checkpoint_outside_a_run_keeps_no_predictions(
     lone = shutil.copy(checkpoint(runs[0]), tmp_path / "lone.pt")
     result = cli(lone, checkpoint(runs[1]), "--data", data_folder, "--paired", "--model", make.model)
     assert result.exit_code == 2
-    assert "of lone.pt no predictions are kept" in result.stderr
-    assert "Zero-shot accuracy" in result.stdout
+    assert f"{lone} cannot be compared" in result.stderr
+    assert not (runs[1] / "checkpoints" / "zeroshot.jsonl").exists()  # told before the evaluation
+    (row,) = evaluate([lone], [data_folder], replace(SAVED, model=make.model))
+    with pytest.raises(UserError, match="of lone no predictions are kept"):
+        load_answers(row, "lone")
 
 
 def test_unlike_images_are_never_compared(runs: list[Path], data_folder: Path, tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def comparable(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 def test_two_processes_find_what_one_finds(launch: Any, tmp_path: Path, make: Any, data_folder: Path) -> None:
     # 45 images in 3 tars and 37 files: neither can be halved.
     folders = pictures(tmp_path / "pictures", 37)
+    (folders / "a" / ".hidden").touch()
     captions = said(tmp_path / "said", folders)
     found = []
     for count in (1, 2):
@@ -89,6 +90,7 @@ def test_two_processes_find_what_one_finds(launch: Any, tmp_path: Path, make: An
         result = launch(count, "eval", run, *data, "--batch-size", 4, "--workers", 1, "--json")
         assert result.returncode == 0, result.stderr
         assert len(json.loads(result.stdout)) == 5
+        assert result.stderr.count("hidden file(s)") == 1
         found.append(comparable(run))
     assert [row.get("n") for row in found[0][0]] == [45, 45, 45, 37, None]
     assert found[0] == found[1]

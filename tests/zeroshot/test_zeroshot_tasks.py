@@ -1,7 +1,6 @@
 """One evaluation for all tasks: which set is which task, the rows they give, and what is kept of them."""
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from openclip_linattn.errors import UserError
+from openclip_linattn.zeroshot.benchmarks.names import check_names
 from openclip_linattn.zeroshot.checkpoints import find_checkpoints
 from openclip_linattn.zeroshot.encoders.models import LoadedModel, load_model
 from openclip_linattn.zeroshot.evaluate import EvaluationError, EvaluationOptions, evaluate
@@ -187,6 +187,47 @@ def test_sets_of_clip_benchmark_that_fail_leave_the_others(
     assert builds == ["epoch_2.pt"]
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("cifar11", r"knows no set or collection 'cifar11'.*the closest are .*cifar10"),
+        ("figures", r"knows no set or collection 'figures'.*a folder of tars is wds/NAME"),
+    ],
+)
+def test_a_name_that_clip_benchmark_does_not_know_is_told_before_a_model_is_built(
+    checkpoint: Path, data_folder: Path, builds: list[str], name: str, reason: str
+) -> None:
+    wanted = options(benchmarks=["wds/figures", name], benchmark_root=str(data_folder))
+    with pytest.raises(UserError, match=reason):
+        evaluate([checkpoint], [], wanted)
+    assert builds == []
+
+
+def test_every_set_of_clip_benchmark_is_known() -> None:
+    from clip_benchmark.datasets.builder import dataset_collection
+
+    check_names([name for group in dataset_collection.values() for name in group])
+    check_names(
+        ["imagenet1k-unverified", "sun397", "stl10", "renderedsst2", "voc2007_multilabel", "imagenet-o"]
+    )
+    check_names(
+        ["imagenet-w", "babel_imagenet", "caltech101", "dummy", "wds/mine", "tfds/x", "winoground", "xtd10"]
+    )
+
+
+@UNCLOSED
+def test_a_set_of_clip_benchmark_is_named_by_its_whole_path(
+    run: Path, data_folder: Path, builds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = run / "checkpoints" / "epoch_2.pt"
+    wanted = {"save": True, "benchmarks": ["wds/figures"]}
+    rows = evaluate([path], [], options(**wanted, benchmark_root=str(data_folder)))
+    assert rows[0]["data"] == f"wds/figures@{data_folder}"
+    monkeypatch.chdir(data_folder.parent)
+    assert evaluate([path], [], options(**wanted, benchmark_root="{dataset}")) == rows
+    assert builds == ["epoch_2.pt"]
+
+
 def test_a_model_that_diverged_keeps_the_rows_before_it(
     run: Path, data_folder: Path, tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +266,8 @@ def test_a_probe_is_tested_on_one_set(checkpoint: Path, data_folder: Path, tmp_p
     other = shutil.copytree(data_folder, tmp_path / "other")
     with pytest.raises(UserError, match="--probe is tested on one set, and --data names 2"):
         evaluate([checkpoint], [data_folder, other], options(probe=data_folder))
+    with pytest.raises(UserError, match="--probe takes one label set, and --label-set names 2"):
+        evaluate([checkpoint], [other], options(probe=data_folder, label_sets=["color", "shape"]))
 
 
 @pytest.mark.parametrize(
@@ -244,6 +287,7 @@ def test_options_without_their_companions_are_refused(changes: dict[str, Any], r
 def test_rows_have_intervals_and_a_speed(checkpoint: Path, data_folder: Path) -> None:
     (row,) = evaluate([checkpoint], [data_folder], options(label_sets=["color x shape"]))
     assert row["top1_interval"] == list(wilson(round(row["top1"] * 45), 45))
+    assert row["top5_interval"] == list(wilson(round(row["top5"] * 45), 45))
     low, high = row["mean_per_class_interval"]
     assert low <= row["mean_per_class"] <= high
     assert row["images_per_s"] > 0
@@ -304,5 +348,5 @@ def test_a_run_that_forced_its_size_was_trained_there(run: Path, data_folder: Pa
 def test_an_image_smaller_than_a_patch_is_the_checkpoints_failure(
     checkpoint: Path, data_folder: Path
 ) -> None:
-    with pytest.raises(EvaluationError, match=re.escape("epoch_2.pt does not load as")):
+    with pytest.raises(EvaluationError, match=r"epoch_2\.pt does not load as .* at 8 px: "):
         evaluate([checkpoint], [data_folder], options(image_sizes=[8]))

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from openclip_linattn.cli.evaluate.picture import check_picture, draw_curves
-from openclip_linattn.cli.evaluate.screen import check_saved, show_pairs, show_rows
+from openclip_linattn.cli.evaluate.screen import check_pairs, show_pairs, show_rows
 from openclip_linattn.cli.evaluate.titles import Row
 from openclip_linattn.errors import UserError
 
@@ -128,7 +128,8 @@ def evaluate_command(  # noqa: PLR0913  (the parameters are the command's option
             image_sizes=_sizes(image_size),
         )
         wanted = paired or against is not None
-        check_saved(comparing=wanted, save=not no_save)
+        if wanted:
+            check_pairs(checkpoints, model, against=against, save=not no_save)
         check_picture(picture)
         rows, failure = _rows(
             lambda: evaluate(checkpoints, data or (), options, output=output, console=notices)

@@ -49,12 +49,16 @@ def _benchmark_means(rows: Sequence[Row], titles: Titles) -> list[str]:
     ]
 
 
-def check_saved(*, comparing: bool, save: bool) -> None:
-    """Raise UserError where checkpoints are to be compared by predictions that are not to be kept."""
-    if comparing and not save:
+def check_pairs(checkpoints: Sequence[Path], model: str | None, *, against: Path | None, save: bool) -> None:
+    """Raise UserError where checkpoints could not be compared afterwards, before the evaluation spends its hours."""
+    from openclip_linattn.zeroshot.checkpoints import find_checkpoints
+    from openclip_linattn.zeroshot.results.pairs import check_comparison
+
+    if not save:
         raise UserError(
             "comparing needs the kept predictions; leave out --no-save, or --paired and --against"
         )
+    check_comparison(find_checkpoints(checkpoints, model), against)
 
 
 def show_pairs(rows: Sequence[Row], console: Console, *, wanted: bool, against: Path | None) -> None:

@@ -13,6 +13,7 @@ from openclip_linattn.zeroshot.encoders.embeddings import Classifiers
 from openclip_linattn.zeroshot.encoders.features import check_finite, image_features
 from openclip_linattn.zeroshot.encoders.text_features import encode_texts
 from openclip_linattn.zeroshot.results.accuracy import accuracy
+from openclip_linattn.zeroshot.results.intervals import wilson
 from openclip_linattn.zeroshot.results.predictions import best_classes, gather
 from openclip_linattn.zeroshot.retrieval.scoring import caption_features, retrieval_result
 from openclip_linattn.zeroshot.sets.labels import LabelSet
@@ -26,8 +27,8 @@ def score_benchmark(
 
     Classification has the keys of `accuracy`, or mean_average_precision where images have several classes;
     retrieval those of `retrieval_result`; image_caption_selection image_accuracy, text_accuracy and accuracy
-    (both right). Raises UserError for a set that cannot be scored, and CheckpointError for features that are
-    not finite.
+    (both right), each with NAME_interval. Raises UserError for a set that cannot be scored, and CheckpointError for
+    features that are not finite.
     """
     if data.task == "zeroshot_classification":
         return _classify(classifiers, data, advance)
@@ -99,8 +100,12 @@ def _select(classifiers: Classifiers, data: BenchmarkSet, advance: Advance) -> d
         right_image += int(image.sum())
         right_text += int(text.sum())
         right_both += int((image & text).sum())
-    rates = {"image_accuracy": right_image / n, "text_accuracy": right_text / n, "accuracy": right_both / n}
-    return {"task": "image_caption_selection", "n": n, **rates}
+    result: dict[str, Any] = {"task": "image_caption_selection", "n": n}
+    counts = {"image_accuracy": right_image, "text_accuracy": right_text, "accuracy": right_both}
+    for name, right in counts.items():
+        result[name] = right / n
+        result[f"{name}_interval"] = list(wilson(right, n))
+    return result
 
 
 def _features(classifiers: Classifiers, data: BenchmarkSet, advance: Advance) -> Iterator[tuple[Tensor, Any]]:

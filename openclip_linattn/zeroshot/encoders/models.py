@@ -66,7 +66,11 @@ def load_model(checkpoint: Checkpoint, *, device: torch.device, precision: str) 
             name, context_length=checkpoint.settings.get("force_context_length")
         )
     except Exception as error:  # reading a file that is no checkpoint raises many kinds
-        raise CheckpointError(f"{checkpoint.path} does not load as {name}: {_first_lines(error)}") from error
+        resized = checkpoint.trained_image_size is not None
+        size = f" at {checkpoint.settings['force_image_size']} px" if resized else ""
+        raise CheckpointError(
+            f"{checkpoint.path} does not load as {name}{size}: {_first_lines(error)}"
+        ) from error
     return LoadedModel(model.eval(), tokenizer, transform, device, precision)
 
 

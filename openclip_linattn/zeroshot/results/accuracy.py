@@ -14,7 +14,7 @@ MOST_LISTED = 1000  # classes; a list of all 21,843 of ImageNet-21K would be a m
 def accuracy(predictions: Predictions, label_set: LabelSet) -> dict[str, Any]:
     """Return n, classes, top1, top5 (five classes or more), mean_per_class and per_class [name, n, top1].
 
-    Accuracies are fractions; `top1_interval` and `mean_per_class_interval` are their 95 % intervals [low, high].
+    Accuracies are fractions; NAME_interval is the 95 % interval [low, high] of top1, top5 and mean_per_class.
     Counts are kept by class index, for names may repeat. The mean per class is over the classes that have images
     (balanced accuracy); a class without images has top1 None. per_class is absent beyond MOST_LISTED classes.
     """
@@ -27,6 +27,7 @@ def accuracy(predictions: Predictions, label_set: LabelSet) -> dict[str, Any]:
     result["top1_interval"] = list(wilson(sum(hits), n))
     if (among_five := predictions.right_in_top5) is not None:
         result["top5"] = int(among_five.sum()) / n
+        result["top5_interval"] = list(wilson(int(among_five.sum()), n))
     result["mean_per_class"] = sum(seen) / len(seen)
     result["mean_per_class_interval"] = list(mean_per_class_interval(hits, images))
     if size <= MOST_LISTED:

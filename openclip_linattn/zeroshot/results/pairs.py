@@ -6,9 +6,12 @@ from itertools import combinations
 from pathlib import Path
 
 from openclip_linattn.errors import UserError
+from openclip_linattn.zeroshot.checkpoints import CHECKPOINT_FOLDER, PARAMS_FILE, RUN_FILE, Checkpoint
 from openclip_linattn.zeroshot.results.paired import Comparison, compare
 from openclip_linattn.zeroshot.results.prediction_files import load_answers
 from openclip_linattn.zeroshot.results.rows import Row, row_key
+
+_NOTHING = "there is nothing to compare: name two checkpoints or more, and a set for classification"
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,20 @@ class Pair:
     label_set: str
     resized: int | None
     comparison: Comparison
+
+
+def check_comparison(checkpoints: Sequence[Checkpoint], against: Path | None) -> None:
+    """Raise UserError where these checkpoints cannot be compared once they are evaluated."""
+    if len(checkpoints) < 2:
+        raise UserError(_NOTHING)
+    lone = next((each.path for each in checkpoints if each.results_folder is None), None)
+    if lone is not None:
+        raise UserError(
+            f"{lone} cannot be compared: its predictions would not be kept, as it lies in no run folder's "
+            f"{CHECKPOINT_FOLDER}/ with a {RUN_FILE} or {PARAMS_FILE} above; put it there, or leave out --paired "
+            "and --against"
+        )
+    _chosen([str(each.path) for each in checkpoints], against)
 
 
 def comparable(rows: Iterable[Row]) -> list[list[Row]]:
@@ -38,9 +55,7 @@ def compare_rows(rows: Sequence[Row], names: Mapping[str, str], *, against: Path
     """
     groups = comparable(rows)
     if not groups:
-        raise UserError(
-            "there is nothing to compare: name two checkpoints or more, and a set for classification"
-        )
+        raise UserError(_NOTHING)
     pairs = []
     for group in groups:
         answers = {str(row["checkpoint"]): load_answers(row, names[str(row["checkpoint"])]) for row in group}

@@ -47,12 +47,16 @@ def row_key(row: Row) -> RowKey:
 
 
 def read_rows(folder: Path) -> dict[RowKey, Row]:
-    """Return the rows kept in `folder` by key (the later of two); raises UserError for a bad line."""
+    """Return the rows kept in `folder` by key (the later of two); raises UserError for a bad line or file."""
     path = folder / RESULTS_FILE
     if not path.is_file():
         return {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}); mend it or move it away") from error
     rows = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
@@ -75,8 +79,11 @@ def save_rows(folder: Path, rows: Sequence[Row]) -> None:
 
 def check_writable(path: Path) -> None:
     """Raise UserError where no file can be written to `path`, before hours are spent on what it is to hold."""
-    if path.is_dir() or not path.absolute().parent.is_dir():
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir():
         raise UserError(f"{path} cannot be written: it is a folder, or the folder around it does not exist")
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{path} cannot be written: you may not write into {folder}; name another place")
 
 
 def write_json(path: Path, rows: Sequence[Row]) -> None:

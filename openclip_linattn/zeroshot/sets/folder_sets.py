@@ -109,7 +109,10 @@ def _incomplete(root: Path, layout: Layout, held: set[int]) -> str:
 
 def _label_set_name(choice: _Choice, layout: Layout, names_file: Path | None) -> str:
     """A file of names gives the label set its name; what the classes are stays readable in it."""
-    return choice.name if names_file is None else choice.name.replace(layout.kind, names_file.stem, 1)
+    if names_file is None:
+        return choice.name
+    part = choice.name.removeprefix(layout.kind)
+    return names_file.stem + (f"-{part}" if part == choice.name else part)
 
 
 def _name(root: Path) -> str:

@@ -52,8 +52,9 @@ class LabelSet:
 
     With `fields`, a sample's class name is the values of these fields of its json member joined by a blank;
     without, its class index is its `cls` member. Results are kept by class index, never by name, because
-    names may repeat (ImageNet has two cranes); only `fields` needs distinct names.
-    Raises UserError for fewer than two classes, no template, a blank name and a wrong template.
+    names may repeat (ImageNet has two cranes); only `fields` needs distinct names. A name may be empty, as that of the
+    middle distance in clip_benchmark's clevr_closest_object_distance; who reads files refuses that.
+    Raises UserError for fewer than two classes, no template and a wrong template.
     """
 
     name: str
@@ -68,9 +69,6 @@ class LabelSet:
             raise UserError(f"{where} has {len(self.classes)} class; zero-shot needs at least 2")
         if not self.templates:
             raise UserError(f"{where} has no template; give at least one, such as 'a photo of a {{c}}'")
-        for position, class_name in enumerate(self.classes):
-            if not class_name.strip():
-                raise UserError(f"{where}: the name of class {position} is blank")
         for position, template in enumerate(self.templates):
             _check_template(template, f"{where}: template {position}")
         if self.fields and self.duplicates:
@@ -136,7 +134,8 @@ def read_lines(path: Path) -> list[str]:
         raise UserError(f"{path} is empty; it needs one entry per line")
     if "" in lines:
         raise UserError(
-            f"{path}: line {lines.index('') + 1} is blank; remove it (entries are counted by line)"
+            f"{path}: line {lines.index('') + 1} is blank; write its entry, or remove the line if there is none "
+            "(entries are counted by line)"
         )
     return lines
 
@@ -180,6 +179,9 @@ def _label_set(path: Path, name: str, entry: object) -> LabelSet:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise UserError(f"{path}: label set {name!r}: {key!r} must be a list of strings")
         lists[key] = tuple(value)
+    blank = next((number for number, each in enumerate(lists["classes"]) if not each.strip()), None)
+    if blank is not None:
+        raise UserError(f"{path}: label set {name!r}: the name of class {blank} is blank; write it")
     try:
         return LabelSet(name, lists["classes"], lists["templates"], lists["fields"])
     except UserError as error:

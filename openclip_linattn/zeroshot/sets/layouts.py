@@ -117,7 +117,12 @@ def _imagenet21k(root: Path, folders: Sequence[str]) -> Layout:
     return Layout("imagenet21k", keys, tuple(names[wnid] for wnid in keys), class_of, False, "one")
 
 
-def _plain_folders(_root: Path, folders: Sequence[str]) -> Layout:
+def _plain_folders(root: Path, folders: Sequence[str]) -> Layout:
+    odd = next((name for name in folders if not _is_text(name)), None)
+    if odd is not None:
+        raise UserError(
+            f"{root}: the name of folder {odd!r} is not UTF-8; rename it, for it is its class's name"
+        )
     keys = tuple(sorted(folders, key=int)) if _are_indices(folders) else tuple(folders)
     names = tuple(key.replace("_", " ") for key in keys)
     index = {key: number for number, key in enumerate(keys)}
@@ -127,6 +132,10 @@ def _plain_folders(_root: Path, folders: Sequence[str]) -> Layout:
 @cache
 def _wnid_index() -> dict[str, int]:
     return {wnid: index for index, wnid in enumerate(imagenet1k_wnids())}
+
+
+def _is_text(name: str) -> bool:
+    return name.encode(errors="ignore").decode() == name
 
 
 def _are_numbers(folders: Sequence[str]) -> bool:

@@ -116,6 +116,12 @@ def _label_sets(home: Path, classnames: Path | None, templates: str | Path | Non
 
 def _from_files(names: Path, prompts: Sequence[str]) -> LabelSet:
     lines = read_lines(names)
+    tabbed = next((number for number, line in enumerate(lines, start=1) if "\t" in line), None)
+    if tabbed is not None:
+        raise UserError(
+            f"{names}: line {tabbed} has a tab, but the samples of tars hold class indices and no folders; "
+            "write one name per line, in the order of the indices"
+        )
     check_order(names, lines, imagenet1k_names())
     try:
         return LabelSet(names.stem, tuple(lines), tuple(prompts))
