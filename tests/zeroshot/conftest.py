@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,9 @@ import open_clip
 import pytest
 import torch
 from PIL import Image
+
+from openclip_linattn.zeroshot.checkpoints import find_checkpoints
+from openclip_linattn.zeroshot.encoders.models import LoadedModel, load_model
 
 MODEL = "zeroshot-test-vit"
 COLORS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220), "white": (240, 240, 240)}
@@ -150,3 +154,27 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Pat
 @pytest.fixture(scope="session")
 def checkpoint(run_folder: Path) -> Path:
     return run_folder / "checkpoints" / "epoch_2.pt"
+
+
+@pytest.fixture
+def loaded(checkpoint: Path) -> LoadedModel:
+    return load_model(find_checkpoints([checkpoint])[0], device=torch.device("cpu"), precision="fp32")
+
+
+@pytest.fixture
+def run(run_folder: Path, tmp_path: Path) -> Path:
+    """A run to write into."""
+    return Path(shutil.copytree(run_folder, tmp_path / "logs" / "first"))
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The checkpoints for which a model gets built."""
+    built: list[str] = []
+
+    def build(checkpoint: Any, **rest: Any) -> LoadedModel:
+        built.append(checkpoint.path.name)
+        return load_model(checkpoint, **rest)
+
+    monkeypatch.setattr("openclip_linattn.zeroshot.checkpoint_rows.load_model", build)
+    return built

@@ -24,9 +24,9 @@ from openclip_linattn.zeroshot.benchmarks.metrics import score_benchmark
 from openclip_linattn.zeroshot.benchmarks.offline import NetworkRefused, no_network
 from openclip_linattn.zeroshot.benchmarks.passthrough import BenchmarkError, mean_top1, run_benchmark
 from openclip_linattn.zeroshot.benchmarks.sets import Benchmarks, BenchmarkSet
-from openclip_linattn.zeroshot.checkpoints import CheckpointError, find_checkpoints
+from openclip_linattn.zeroshot.checkpoints import CheckpointError
 from openclip_linattn.zeroshot.encoders.embeddings import Classifiers
-from openclip_linattn.zeroshot.encoders.models import LoadedModel, load_model
+from openclip_linattn.zeroshot.encoders.models import LoadedModel
 from openclip_linattn.zeroshot.results.intervals import wilson
 from openclip_linattn.zeroshot.retrieval.opening import open_retrieval_set
 from openclip_linattn.zeroshot.retrieval.scoring import score_retrieval
@@ -47,11 +47,6 @@ def collected() -> Iterator[None]:
     yield
     gc.collect()
     gc.unfreeze()
-
-
-@pytest.fixture
-def loaded(checkpoint: Path) -> LoadedModel:
-    return load_model(find_checkpoints([checkpoint])[0], device=torch.device("cpu"), precision="fp32")
 
 
 def run_benchmarks(loaded: LoadedModel, wanted: Benchmarks) -> SimpleNamespace:

@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.zeroshot.checkpoints import find_checkpoints
-from openclip_linattn.zeroshot.encoders.models import LoadedModel, load_model
+from openclip_linattn.zeroshot.encoders.models import LoadedModel
 from openclip_linattn.zeroshot.probe import fit as probe_fit
 from openclip_linattn.zeroshot.probe.fit import Parts, Regression, find_peak, split, strength, sweep
 from openclip_linattn.zeroshot.probe.scoring import score_probe
@@ -31,11 +29,6 @@ def clouds(n: int, classes: int = 4, seed: int = 0, noise: float = 1.5) -> tuple
     labels = rng.integers(classes, size=n)
     features = centers[labels] + noise * rng.normal(size=(n, 16))
     return features / np.linalg.norm(features, axis=1, keepdims=True), labels
-
-
-@pytest.fixture
-def loaded(checkpoint: Path) -> LoadedModel:
-    return load_model(find_checkpoints([checkpoint])[0], device=torch.device("cpu"), precision="fp32")
 
 
 @pytest.fixture(scope="module")

@@ -31,11 +31,6 @@ CPU = torch.device("cpu")
 UNCLOSED = pytest.mark.filterwarnings(r"ignore:unclosed file .*\.tar'>:ResourceWarning")
 
 
-@pytest.fixture
-def loaded(checkpoint: Path) -> LoadedModel:
-    return load_model(find_checkpoints([checkpoint])[0], device=CPU, precision="fp32")
-
-
 def captioned(make: Any, count: int = 24) -> dict[str, dict[str, bytes]]:
     """`count` images with one to four captions each, all different."""
     content = make.samples(count, "jpg")

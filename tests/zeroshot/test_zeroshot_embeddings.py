@@ -16,7 +16,7 @@ from openclip_linattn.zeroshot.checkpoints import CheckpointError, find_checkpoi
 from openclip_linattn.zeroshot.encoders import embedding_cache
 from openclip_linattn.zeroshot.encoders.embedding_cache import EmbeddingCache
 from openclip_linattn.zeroshot.encoders.embeddings import Classifiers, class_embeddings
-from openclip_linattn.zeroshot.encoders.models import LoadedModel, load_model
+from openclip_linattn.zeroshot.encoders.models import LoadedModel
 from openclip_linattn.zeroshot.results.accuracy import accuracy
 from openclip_linattn.zeroshot.results.predictions import Predictions, best_classes, gather
 from openclip_linattn.zeroshot.sets.labels import LabelSet
@@ -24,11 +24,6 @@ from openclip_linattn.zeroshot.sets.templates import NAMED, find_templates
 
 CPU = torch.device("cpu")
 NAMES = tuple(open_clip.IMAGENET_CLASSNAMES[:25])
-
-
-@pytest.fixture
-def loaded(checkpoint: Path) -> LoadedModel:
-    return load_model(find_checkpoints([checkpoint])[0], device=CPU, precision="fp32")
 
 
 @pytest.fixture

@@ -38,30 +38,6 @@ def options(**changes: Any) -> EvaluationOptions:
     return EvaluationOptions(**{"workers": 0, "save": False, **changes})
 
 
-@pytest.fixture
-def loaded(checkpoint: Path) -> LoadedModel:
-    return load_model(find_checkpoints([checkpoint])[0], device=torch.device("cpu"), precision="fp32")
-
-
-@pytest.fixture
-def run(run_folder: Path, tmp_path: Path) -> Path:
-    """A run to write into."""
-    return Path(shutil.copytree(run_folder, tmp_path / "logs" / "first"))
-
-
-@pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The checkpoints for which a model gets built."""
-    built: list[str] = []
-
-    def build(checkpoint: Any, **rest: Any) -> LoadedModel:
-        built.append(checkpoint.path.name)
-        return load_model(checkpoint, **rest)
-
-    monkeypatch.setattr("openclip_linattn.zeroshot.checkpoint_rows.load_model", build)
-    return built
-
-
 def read_samples(folder: Path) -> list[tuple[Image.Image, dict[str, Any], int]]:
     found = []
     for path in sorted((folder / "test").glob("*.tar")):

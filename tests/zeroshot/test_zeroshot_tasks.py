@@ -12,8 +12,7 @@ import torch
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.benchmarks.names import check_names
-from openclip_linattn.zeroshot.checkpoints import find_checkpoints
-from openclip_linattn.zeroshot.encoders.models import LoadedModel, load_model
+from openclip_linattn.zeroshot.encoders.models import LoadedModel
 from openclip_linattn.zeroshot.evaluate import EvaluationError, EvaluationOptions, evaluate
 from openclip_linattn.zeroshot.probe.scoring import score_probe
 from openclip_linattn.zeroshot.results.intervals import wilson
@@ -27,30 +26,6 @@ UNCLOSED = pytest.mark.filterwarnings(r"ignore:unclosed file .*\.tar'>:ResourceW
 
 def options(**changes: Any) -> EvaluationOptions:
     return EvaluationOptions(**{"workers": 0, "batch_size": 16, "save": False, **changes})
-
-
-@pytest.fixture
-def loaded(checkpoint: Path) -> LoadedModel:
-    return load_model(find_checkpoints([checkpoint])[0], device=torch.device("cpu"), precision="fp32")
-
-
-@pytest.fixture
-def run(run_folder: Path, tmp_path: Path) -> Path:
-    """A run to write into."""
-    return Path(shutil.copytree(run_folder, tmp_path / "logs" / "first"))
-
-
-@pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The checkpoints for which a model gets built."""
-    built: list[str] = []
-
-    def build(checkpoint: Any, **rest: Any) -> LoadedModel:
-        built.append(checkpoint.path.name)
-        return load_model(checkpoint, **rest)
-
-    monkeypatch.setattr("openclip_linattn.zeroshot.checkpoint_rows.load_model", build)
-    return built
 
 
 def kept(row: dict[str, Any]) -> dict[str, Any]:

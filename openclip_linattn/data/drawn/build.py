@@ -17,6 +17,7 @@ from openclip_linattn.errors import UserError
 from openclip_linattn.files import read_json, write_json, write_text
 
 RECORD = "dataset.json"
+MIN_IMAGE_SIZE, MAX_IMAGE_SIZE = 16, 1024
 MAX_SEED = 2**32 - 1
 
 
@@ -54,6 +55,14 @@ class BuildResult:
 
 def no_progress(done: int) -> None:
     """Ignore the number of samples done."""
+
+
+def check_image_size(image_size: int) -> None:
+    """Raise UserError for a side of the images that is out of range."""
+    if not MIN_IMAGE_SIZE <= image_size <= MAX_IMAGE_SIZE:
+        raise UserError(
+            f"The image size must lie between {MIN_IMAGE_SIZE} and {MAX_IMAGE_SIZE} pixels, not {image_size}."
+        )
 
 
 def check_seed(seed: int) -> None:

@@ -15,14 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from openclip_linattn.data.drawn.build import BuildResult, Recipe, build, check_seed, no_progress
+from openclip_linattn.data.drawn.build import (
+    BuildResult,
+    Recipe,
+    build,
+    check_image_size,
+    check_seed,
+    no_progress,
+)
 from openclip_linattn.data.drawn.drawing import encode_jpeg
 from openclip_linattn.data.layout import Part, Sample, check_part_sizes
 from openclip_linattn.errors import UserError
 
 VERSION = 1
 MAX_GREY = 16  # load_digits counts 0 to 16
-MIN_IMAGE_SIZE, MAX_IMAGE_SIZE = 16, 1024
 
 SHIFT_JITTER = 0.06  # share of the image's side
 ANGLE_JITTER = 0.15  # radians
@@ -139,10 +145,7 @@ def write_digits(
     """
     if repeat < 1:
         raise UserError(f"Each image must be written at least once, not {repeat} times.")
-    if not MIN_IMAGE_SIZE <= image_size <= MAX_IMAGE_SIZE:
-        raise UserError(
-            f"The image size must lie between {MIN_IMAGE_SIZE} and {MAX_IMAGE_SIZE} pixels, not {image_size}."
-        )
+    check_image_size(image_size)
     check_seed(seed)
     check_part_sizes(IMAGES * repeat, samples_per_shard)
     parameters = {

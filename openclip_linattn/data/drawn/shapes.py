@@ -14,7 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from openclip_linattn.data.drawn.build import BuildResult, Recipe, build, check_seed, no_progress
+from openclip_linattn.data.drawn.build import (
+    BuildResult,
+    Recipe,
+    build,
+    check_image_size,
+    check_seed,
+    no_progress,
+)
 from openclip_linattn.data.drawn.captions import article
 from openclip_linattn.data.drawn.drawing import BACKGROUNDS, COLORS, SHAPES, bounding_box, coverage, paint
 from openclip_linattn.data.layout import Part, Sample, check_part_sizes
@@ -22,7 +29,6 @@ from openclip_linattn.errors import UserError
 
 VERSION = 1
 TRAIN, TEST = 0, 1
-MIN_IMAGE_SIZE, MAX_IMAGE_SIZE = 16, 1024
 
 # Lengths in pixels of a 64-pixel image; other sizes scale them.
 RADII = {"small": 12.0, "medium": 17.0, "large": 22.0}
@@ -133,10 +139,7 @@ def write_shapes(
         raise UserError(f"The number of samples must be at least 1, not {samples}.")
     if test_samples < 0:
         raise UserError(f"The number of test samples must be at least 0, not {test_samples}.")
-    if not MIN_IMAGE_SIZE <= image_size <= MAX_IMAGE_SIZE:
-        raise UserError(
-            f"The image size must lie between {MIN_IMAGE_SIZE} and {MAX_IMAGE_SIZE} pixels, not {image_size}."
-        )
+    check_image_size(image_size)
     check_seed(seed)
     check_part_sizes(max(samples, test_samples), samples_per_shard)
     parameters = {
