@@ -3,21 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from joblib import cpu_count
 from rich.console import Console
 
-from openclip_linattn.data.drawn.digits import write_digits
-from openclip_linattn.data.drawn.grid import sample_grid
-from openclip_linattn.data.drawn.shapes import write_shapes
 from openclip_linattn.data.sources import as_pattern
 from openclip_linattn.errors import UserError
-from openclip_linattn.files import write_text
-from openclip_linattn.ladder import Outcome, Recipe, Run, train_ladder
-from openclip_scaling.analysis import Settings
-from openclip_scaling.report import write_report
-from openclip_scaling.runs import collect
+from openclip_linattn.ladder.drawn import DrawnSets, draw, sample_pictures
+from openclip_linattn.ladder.finish import evaluate_run, fit_and_report, introduce, zeroshot_table
+from openclip_linattn.ladder.local import Machine, raise_failures, train_ladder
+from openclip_linattn.ladder.runs import Outcome, Recipe, Run
+from openclip_scaling.settings import Settings
 
 ATTENTIONS = ("softmax", "linear", "normlinear")
 SIZES = ("ViT-T32-8", "ViT-T64-8", "ViT-T96-8")
@@ -68,24 +64,6 @@ TINY = Scale(
 )
 
 
-@dataclass(frozen=True)
-class Sets:
-    """The folders of the two captioned sets and their sources for OpenCLIP."""
-
-    shapes: Path
-    digits: Path
-
-    @property
-    def train(self) -> str:
-        """Shapes and digits, mixed shard by shard."""
-        return f"{as_pattern(str(self.shapes))}::{as_pattern(str(self.digits / 'train'))}"
-
-    @property
-    def validation(self) -> str:
-        """The held-out shapes."""
-        return as_pattern(str(self.shapes / "test"))
-
-
 def quickstart(
     out: Path,
     *,
@@ -109,10 +87,17 @@ def quickstart(
     # Large models first: the last rungs to finish are then the short ones.
     names = [f"{size}-{attention}" for size in reversed(sizes) for attention in attentions]
     _check_names(names)
-    sets = write_data(out / "data", scale, console)
+    sets = draw(
+        out / "data",
+        shapes=scale.shapes,
+        test_shapes=scale.test_shapes,
+        digit_repeat=scale.digit_repeat,
+        shard=scale.shard,
+        console=console,
+    )
     recipe = Recipe(
-        train_data=sets.train,
-        val_data=sets.validation,
+        train_data=as_pattern(sets.train),
+        val_data=as_pattern(sets.validation),
         val_samples=scale.test_shapes,
         epoch_samples=scale.epoch_samples,
         epochs=scale.epochs,
@@ -120,62 +105,34 @@ def quickstart(
         learning_rate=scale.learning_rate,
         warmup_steps=scale.warmup_steps,
     )
-    runs = [Run(name, recipe, out / "logs") for name in names]
+    runs = [Run(name, name, recipe, out / "logs") for name in names]
     console.print(f"{len(runs)} runs of {scale.epoch_samples * scale.epochs:,} samples, {jobs} side by side")
-    outcomes = train_ladder(
-        runs, jobs=jobs, after=lambda run: _evaluate(run, sets, keep_checkpoints), console=console
-    )
-    return report(out, runs, outcomes, scale, console)
+
+    def evaluate(run: Run, device: str) -> None:
+        evaluate_run(run.folder, [sets.shapes, sets.digits], device=device, keep_checkpoints=keep_checkpoints)
+
+    outcomes = train_ladder(runs, Machine(jobs), after=evaluate, console=console)
+    raise_failures(outcomes)
+    return report(out, sets, outcomes, scale, console)
 
 
-def write_data(folder: Path, scale: Scale, console: Console) -> Sets:
-    """Writes both captioned sets, unless they are there, and a picture of what the models train on."""
-    with console.status("drawing shapes and digits"):
-        write_shapes(
-            folder / "shapes", scale.shapes, test_samples=scale.test_shapes, samples_per_shard=scale.shard
-        )
-        write_digits(folder / "digits", repeat=scale.digit_repeat)
-    return Sets(folder / "shapes", folder / "digits")
-
-
-def report(
-    out: Path, runs: Sequence[Run], outcomes: Sequence[Outcome], scale: Scale, console: Console
-) -> Path:
+def report(out: Path, sets: DrawnSets, outcomes: Sequence[Outcome], scale: Scale, console: Console) -> Path:
     """Collects the runs, fits and compares the laws, draws the pictures, and writes report/report.md."""
     folder = out / "report"
-    folder.mkdir(parents=True, exist_ok=True)
+    runs = [outcome.run for outcome in outcomes]
     with console.status("fitting and drawing"):
         settings = Settings(
             points=scale.points,
             min_samples=scale.epoch_samples * (scale.skip_first_epoch + 0.5),
             draws=scale.bootstrap_draws,
         )
-        collection = collect([run.folder for run in runs])
-        collection.checkpoints.to_csv(folder / "checkpoints.csv", index=False)
-        path = write_report(folder, collection, list(METRICS), settings)
-        sample_grid(as_pattern(str(out / "data" / "shapes")), folder / "samples-shapes.png", 24)
-        sample_grid(as_pattern(str(out / "data" / "digits" / "train")), folder / "samples-digits.png", 24)
-    table = zeroshot_table(collection.checkpoints.to_dict("records"))
-    text = path.read_text(encoding="utf-8").replace("# Scaling report", _introduction(table, runs, scale), 1)
-    write_text(path, text)
+        path, collection = fit_and_report(folder, [run.folder for run in runs], METRICS, settings)
+        sample_pictures(sets, folder)
+    introduce(path, _introduction(zeroshot_table(collection.checkpoints), runs, scale))
     console.print(
         f"{sum(outcome.status != 'already done' for outcome in outcomes)} runs trained; report: {path}"
     )
     return path
-
-
-def zeroshot_table(rows: Sequence[dict[Any, Any]]) -> str:
-    """The last checkpoint of every run with its zero-shot accuracies, as a markdown table."""
-    last: dict[str, dict[Any, Any]] = {}
-    for row in sorted(rows, key=lambda row: row["samples_seen"]):
-        last[str(row["run"])] = row
-    columns = [key for key in (rows[0] if rows else {}) if str(key).endswith("/top1")]
-    lines = ["| model | samples seen | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]
-    for run in sorted(last):
-        row = last[run]
-        cells = [f"{row[column]:.3f}" for column in columns]
-        lines.append(f"| {row['model']} | {row['samples_seen']:,.0f} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
 
 
 def _introduction(table: str, runs: Sequence[Run], scale: Scale) -> str:
@@ -197,9 +154,7 @@ of every epoch{" but the first" if scale.skip_first_epoch else ""} is a point of
 Chance is 1/64 for color x shape, 1/8 for color and for shape, 1/10 for digits. {scale.test_shapes:,} held-out shapes,
 and the test split of the digits.
 
-{table}
-
-# Scaling"""
+{table}"""
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -210,21 +165,3 @@ def _check_names(names: Sequence[str]) -> None:
             raise UserError(
                 f"there is no model {name}; `openclip-linattn models ViT-T` lists the laptop sizes"
             )
-
-
-def _evaluate(run: Run, sets: Sets, keep_checkpoints: bool) -> None:
-    """Zero-shot accuracies of every epoch; with them written down, the earlier checkpoints have done their work."""
-    import torch
-
-    from openclip_linattn.zeroshot.checkpoints import find_checkpoints
-    from openclip_linattn.zeroshot.evaluate import EvaluationOptions, evaluate
-
-    torch.set_num_threads(1)  # the other cores train
-    evaluate(
-        [run.folder],
-        [sets.shapes, sets.digits],
-        EvaluationOptions(batch_size=128, workers=0, device="cpu"),
-    )
-    if not keep_checkpoints:
-        for checkpoint in find_checkpoints([run.folder])[:-1]:
-            checkpoint.path.unlink()

@@ -47,13 +47,16 @@ def _text(width: int, layers: int, context: int = 77) -> dict[str, int]:
     return {"context_length": context, "vocab_size": 49408, "width": width, "heads": heads, "layers": layers}
 
 
-# S, B and L are OpenCLIP's own ViT-S-16, ViT-B-16 and ViT-L-16. The laptop sizes keep B/16's ratio of tokens to head
-# width (3) near, with heads of 16.
+# S, B and L are OpenCLIP's own ViT-S-16, ViT-B-16 and ViT-L-16. InfViT-4 is the 4-layer tower of arXiv 2603.00175, with
+# heads of 16, beside L's text tower. The laptop sizes keep B/16's ratio of tokens to head width (3) near, with
+# heads of 16.
 SIZES = {
     "ViT-S-16": Size(384, 12, 6, 16, 224, 384, _text(384, 12)),
     "ViT-B-16": Size(768, 12, 12, 16, 224, 512, _text(512, 12)),
     "ViT-L-16": Size(1024, 24, 16, 16, 224, 768, _text(768, 12)),
+    "InfViT-4-16": Size(1024, 4, 64, 16, 224, 768, _text(768, 12)),
     "ViT-T32-8": Size(32, 3, 2, 8, 48, 32, _text(32, 3, 32)),
+    "ViT-T48-8": Size(48, 3, 3, 8, 48, 48, _text(48, 3, 32)),
     "ViT-T64-8": Size(64, 3, 4, 8, 48, 64, _text(64, 3, 32)),
     "ViT-T96-8": Size(96, 3, 6, 8, 48, 96, _text(96, 3, 32)),
 }
