@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from openclip_scaling.best_rate import AtBestRate
 from openclip_scaling.errors import UserError
+from openclip_scaling.experiments import Plan
 from openclip_scaling.fit import Fit, fit_law
 from openclip_scaling.law import Law
 from openclip_scaling.laws import LAWS, law_named
@@ -18,7 +20,7 @@ from openclip_scaling.metrics import Metric, axis_label, metric_named, numbers
 from openclip_scaling.points import Points
 from openclip_scaling.selections import selection_named
 from openclip_scaling.settings import Settings
-from openclip_scaling.table import grouped_points
+from openclip_scaling.table import groups_of
 from openclip_scaling.uncertainty import Bootstrap, bootstrap, seed_for
 
 __all__ = ["Analysis", "GroupFit", "Progress", "Settings", "analyse", "fitted", "laws_of", "remarks_on"]
@@ -87,7 +89,7 @@ class GroupFit:
 
 @dataclass
 class Analysis:
-    """All fits of one metric; points holds every usable point by group, before selection."""
+    """All fits of one metric; points holds every usable point by group (of a sweep those at the best rates)."""
 
     settings: Settings
     metric: Metric
@@ -131,8 +133,8 @@ def analyse(frame: pd.DataFrame, settings: Settings, progress: Progress | None =
     notices: list[str] = []
     laws = laws_of(settings)
     metric = metric_named(settings.metric).on(frame, notices)
-    groups = grouped_points(frame, settings, metric, notices)
-    several = any(len(points.runs) < len(points) for points in groups.values())
+    groups = groups_of(frame, settings, metric, notices)
+    several = any(len(points.runs) < len(points) for points in groups.chosen.values())
     if settings.points == "all" and several and not _constant_rate(frame):
         notices.append(
             "checkpoints before the end of a run are taken before its learning rate has decayed, unless it is "
@@ -145,17 +147,17 @@ def analyse(frame: pd.DataFrame, settings: Settings, progress: Progress | None =
         )
     fits: list[GroupFit] = []
     failures: list[str] = []
-    for group, points in groups.items():
+    for group, points in groups.everything.items():
         for law in laws:
             if progress:
                 progress(f"{group}: {law.name}")
             try:
-                fits.append(fitted(group, points, law, settings))
+                fits.append(fitted(group, points, law, settings, groups.plans[group]))
             except UserError as error:
                 failures.append(f"{group}: no {law.name} fit: {error}")
     if not fits:
         raise UserError(f"Nothing could be fitted to {metric.column}. {' '.join(failures)}")
-    return Analysis(settings, metric, fits, groups, [*notices, *failures])
+    return Analysis(settings, metric, fits, groups.chosen, [*notices, *failures])
 
 
 def laws_of(settings: Settings) -> list[Law]:
@@ -169,11 +171,17 @@ def laws_of(settings: Settings) -> list[Law]:
     return laws
 
 
-def fitted(group: str, points: Points, law: Law, settings: Settings) -> GroupFit:
-    """The law fitted to the selected points of a group. Raises UserError where they cannot fix it."""
+def fitted(group: str, points: Points, law: Law, settings: Settings, plan: Plan | None = None) -> GroupFit:
+    """The law fitted to the selected points of a group, in a sweep to those at the best learning rates.
+
+    Raises UserError where they cannot fix it.
+    """
     select = selection_named(settings.points)
+    if plan and plan.swept:
+        select = AtBestRate(plan.runs, select)
     fit = fit_law(select(points), law, Loss(settings.delta, settings.residuals))
-    boot = bootstrap(points, fit, select, settings.draws, seed_for(group, settings.seed))
+    units = plan.units() if plan else None
+    boot = bootstrap(points, fit, select, settings.draws, seed_for(group, settings.seed), units)
     return GroupFit(group, fit, boot)
 
 

@@ -11,10 +11,10 @@ import pandas as pd
 import typer
 from matplotlib.figure import Figure
 
+from openclip_scaling.as_json import json_ready, records
 from openclip_scaling.coverage import RUNS, SCENARIOS, study
 from openclip_scaling.errors import UserError
 from openclip_scaling.plot import COLORS, MARKERS, save_figure
-from openclip_scaling.report import json_ready, records
 from openclip_scaling.runs import write_atomically
 from openclip_scaling.screens import AsJson, print_json, stderr, stdout, table_of
 from openclip_scaling.uncertainty import LEVEL, MINIMUM_RUNS

@@ -17,99 +17,108 @@ from openclip_scaling.metrics import axis_label, numbers, value_label
 from openclip_scaling.plot import LINES, WIDTH, log_ticks, styles, tidy
 from openclip_scaling.table import UNKNOWN
 
+X = "samples_seen"
+Line = str | tuple[int, tuple[float, ...]]
+# Of model sizes; the last two are long dashes, without and with dots.
+SIZE_LINES: tuple[Line, ...] = (*LINES, (0, (9.0, 2.0)), (0, (9.0, 2.0, 1.5, 2.0)))
 
-def curves_figure(curves: pd.DataFrame, runs: pd.DataFrame, x: str = "samples_seen") -> Figure:
-    """Smoothed training loss of every run over `x` (samples_seen, step or hours).
+
+def curves_figure(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
+    """Smoothed training loss of every run over samples seen.
 
     Colour by attention, line style by model size. The thin line is every logged step, the thick one a running
     mean over a twentieth of them. Raises UserError where there is no curve.
     """
     if curves.empty:
         raise UserError("No training loss was logged, so there is no curve to draw.")
-    looks = _looks(runs)
+    looks = looks_of(runs)
     figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
     axes = figure.subplots()
     for run, part in curves.groupby("run", sort=True):
-        look = looks.get(str(run), _Look(UNKNOWN, "0.5", "o", "-", ""))
-        along, loss = numbers(part, x), numbers(part, "train_loss")
+        look = looks.get(str(run), Look(UNKNOWN, "0.5", "o"))
+        along, loss = numbers(part, X), numbers(part, "train_loss")
         axes.plot(along, loss, color=look.color, linewidth=0.4, alpha=0.25)
-        axes.plot(along, _running_mean(loss), look.line, color=look.color, linewidth=1.3)
-    _finish(axes, x, "train_loss", looks.values(), markers=False)
+        axes.plot(along, running_mean(loss), linestyle=look.line, color=look.color, linewidth=1.3)
+    _finish(axes, "train_loss", looks.values(), markers=False)
     return figure
 
 
-def metric_figure(frame: pd.DataFrame, metric: str, x: str = "samples_seen") -> Figure:
-    """A metric of every run's checkpoints over `x`, one line per run: colour and marker by attention, style by size."""
+def metric_figure(frame: pd.DataFrame, metric: str) -> Figure:
+    """A metric of every run's checkpoints over samples seen: colour and marker by attention, line style by size."""
     figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
     axes = figure.subplots()
     frame = frame[np.isfinite(numbers(frame, metric))]
-    looks = _looks(frame)
+    looks = looks_of(frame)
     for run, part in frame.groupby("run", sort=True):
         look = looks[str(run)]
         axes.plot(
-            numbers(part, x),
+            numbers(part, X),
             numbers(part, metric),
-            look.line,
+            linestyle=look.line,
             color=look.color,
             marker=look.marker,
             markersize=3.5,
             linewidth=1,
         )
-    _finish(axes, x, metric, looks.values(), markers=True)
+    _finish(axes, metric, looks.values(), markers=True)
     return figure
 
 
 @dataclass(frozen=True)
-class _Look:
-    """How a run is drawn; size is its number of parameters in words, empty where it is not known."""
+class Look:
+    """How a run is drawn; size is its number of parameters to two digits, NaN where it is not known."""
 
     kind: str
     color: str
     marker: str
-    line: str
-    size: str
+    line: Line = "-"
+    size: float = math.nan
 
 
-def _looks(frame: pd.DataFrame) -> dict[str, _Look]:
+def looks_of(frame: pd.DataFrame) -> dict[str, Look]:
     """A look per run: attention gives colour and marker, size (to two digits) the line style, largest solid."""
     runs = frame.drop_duplicates("run")
     kinds = [UNKNOWN if pd.isna(value) else str(value) for value in runs["attention"]]
     style = styles(sorted(set(kinds)))
     counts = numbers(runs, "parameters") if "parameters" in runs.columns else np.full(len(runs), np.nan)
     sizes = [float(f"{count:.2g}") for count in counts]
-    lines = dict(zip(sorted({s for s in sizes if s == s}, reverse=True), cycle(LINES)))
+    lines = dict(zip(sorted({s for s in sizes if s == s}, reverse=True), cycle(SIZE_LINES)))
     return {
-        str(run): _Look(kind, *style[kind], lines.get(size, "-"), _count(size))
+        str(run): Look(kind, *style[kind], lines.get(size, "-"), size)
         for run, kind, size in zip(runs["run"], kinds, sizes, strict=True)
     }
 
 
+def size_keys(looks: Iterable[Look]) -> list[tuple[str, Line]]:
+    """Name and line of every size, the largest first; none where there are not several."""
+    sizes = {look.size: look.line for look in looks if math.isfinite(look.size)}
+    if len(sizes) < 2:
+        return []
+    return [(_count(size), line) for size, line in sorted(sizes.items(), reverse=True)]
+
+
 def _count(parameters: float) -> str:
-    if not math.isfinite(parameters):
-        return ""
     unit, name = (1e9, "B") if parameters >= 1e9 else (1e6, "M") if parameters >= 1e6 else (1e3, "k")
     return f"{parameters / unit:.3g} {name} parameters"
 
 
-def _finish(axes: Axes, x: str, y: str, looks: Iterable[_Look], *, markers: bool) -> None:
+def _finish(axes: Axes, y: str, looks: Iterable[Look], *, markers: bool) -> None:
     """Axes, labels and a legend beside the data: attention kinds, then sizes where there are several."""
     looks = list(looks)
     for kind, color, marker in sorted({(look.kind, look.color, look.marker) for look in looks}):
         axes.plot(
             [], [], color=color, marker=marker if markers else "", markersize=3.5, linewidth=1.4, label=kind
         )
-    sizes = {look.size: look.line for look in looks if look.size}
-    if len(sizes) > 1:
-        for line in LINES:
-            for size in (size for size, own in sizes.items() if own == line):
-                axes.plot([], [], line, color="0.3", linewidth=1.2, label=size)
+    for name, line in size_keys(looks):
+        axes.plot([], [], linestyle=line, color="0.3", linewidth=1.2, label=name)
     log_ticks(axes)
-    axes.set_xlabel(axis_label(x))
+    axes.set_xlabel(axis_label(X))
     axes.set_ylabel(value_label(y))
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=3)
     tidy(axes)
 
 
-def _running_mean(values: np.ndarray) -> np.ndarray:
+def running_mean(values: np.ndarray) -> np.ndarray:
+    """Mean over a twentieth of the values, up to each."""
     window = max(1, len(values) // 20)
     return pd.Series(values).rolling(window, min_periods=1).mean().to_numpy()

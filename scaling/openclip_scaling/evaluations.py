@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,23 +48,40 @@ def validation_metrics(
 
     results.jsonl has full precision and wins over the log; a later row of one epoch wins over an earlier one.
     """
-    by_epoch: dict[int, Metrics] = {}
-    for record in printed:
-        by_epoch.setdefault(record.epoch, {}).update(_renamed(record.metrics))
-    counts: dict[int, int] = {}
-    for row, epoch in zip(results, _epochs(results, printed), strict=True):
-        if epoch is None:
-            notices.append(
-                "a row of results.jsonl has no epoch and matches no evaluation in out.log; it is left out"
-            )
-            continue
-        counts[epoch] = counts.get(epoch, 0) + 1
-        by_epoch.setdefault(epoch, {}).update(_renamed(_numbers(row)))
-    repeated = [epoch for epoch, count in sorted(counts.items()) if count > 1]
-    if repeated:
-        numbers = ", ".join(map(str, repeated))
-        notices.append(f"results.jsonl has more than one row for epoch {numbers}; the later row is used")
-    return by_epoch
+    logged, logged_again = _merged((record.epoch, renamed(record.metrics)) for record in printed)
+    rows = [
+        (epoch, renamed(_numbers(row))) for epoch, row in zip(_epochs(results, printed), results, strict=True)
+    ]
+    lost = [epoch for epoch, _ in rows if epoch is None]
+    notices.extend(
+        "a row of results.jsonl has no epoch and matches no evaluation in out.log; it is left out"
+        for _ in lost
+    )
+    written, written_again = _merged((epoch, row) for epoch, row in rows if epoch is not None)
+    differing = [epoch for epoch, row in written.items() if differ(row, logged.get(epoch, {}))]
+    for text, epochs in (
+        ("results.jsonl and out.log have other values for epoch {}; results.jsonl is used", differing),
+        ("results.jsonl has more than one row for epoch {}; the later row is used", written_again),
+        (
+            "out.log has more than one evaluation of epoch {}; the later one is used",
+            logged_again - written.keys(),
+        ),
+    ):
+        if epochs:
+            notices.append(text.format(", ".join(map(str, sorted(epochs)))))
+    return {epoch: {**logged.get(epoch, {}), **written.get(epoch, {})} for epoch in [*logged, *written]}
+
+
+def _merged(rows: Iterable[tuple[int, Metrics]]) -> tuple[dict[int, Metrics], set[int]]:
+    """Metrics by epoch, the later of two winning, and the epochs that have a metric twice."""
+    merged: dict[int, Metrics] = {}
+    again = set()
+    for epoch, metrics in rows:
+        known = merged.setdefault(epoch, {})
+        if known.keys() & metrics.keys():
+            again.add(epoch)
+        known.update(metrics)
+    return merged, again
 
 
 def _numbers(row: Mapping[str, Any]) -> Metrics:
@@ -72,7 +89,19 @@ def _numbers(row: Mapping[str, Any]) -> Metrics:
     return {key: float(value) for key, value in pairs if key not in _NOT_METRICS}
 
 
-def _renamed(metrics: Mapping[str, float]) -> Metrics:
+def differ(metrics: Metrics, others: Metrics) -> bool:
+    """Whether a metric that both have differs by more than the four decimals of out.log and 32 bits can tell."""
+    return any(not _equal(metrics[name], others[name]) for name in metrics.keys() & others.keys())
+
+
+def _equal(a: float, b: float) -> bool:
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return a == b or (math.isnan(a) and math.isnan(b))
+    return abs(a - b) < _PRINTED_PRECISION + 1e-6 * abs(a)
+
+
+def renamed(metrics: Mapping[str, float]) -> Metrics:
+    """Metrics by the names of the table, without what is none."""
     return {_RENAMED.get(key, key): value for key, value in metrics.items() if key not in _NOT_METRICS}
 
 
@@ -93,13 +122,8 @@ def _epochs(results: Sequence[Mapping[str, Any]], printed: Sequence[EvalRecord])
 
 def _same(row: Mapping[str, Any], record: EvalRecord) -> bool:
     numbers = _numbers(row)
-    shared = [key for key in numbers if key in record.metrics]
-    return bool(shared) and all(
-        numbers[key] == record.metrics[key]
-        or abs(numbers[key] - record.metrics[key]) < _PRINTED_PRECISION
-        or (math.isnan(numbers[key]) and math.isnan(record.metrics[key]))
-        for key in shared
-    )
+    shared = numbers.keys() & record.metrics.keys()
+    return bool(shared) and not differ(numbers, record.metrics)
 
 
 def zeroshot_metrics(rows: Sequence[Mapping[str, Any]], notices: list[str]) -> dict[int, Metrics]:

@@ -21,8 +21,8 @@ def held_out(frame: pd.DataFrame, settings: Settings, count: int) -> tuple[list[
 
     Every group and law of the settings gives a row per run, JSON-ready: relative_error is predicted over observed,
     less 1, and inside says whether the interval of the curve holds the observed value. That interval is one of the
-    law, without the scatter of a single run, so more than 5 % fall outside. Raises UserError where no run can be
-    spared.
+    law, without the scatter of a single run, so more than 5 % fall outside. Of a sweep of learning rates the runs at
+    the best ones count. Raises UserError where no run can be spared.
     """
     if count < 1:
         raise UserError(f"--hold-out must be at least 1, not {count}.")

@@ -7,6 +7,13 @@ from typing import Any
 
 from openclip_scaling.analysis import Analysis, GroupFit
 from openclip_scaling.compare import Comparison
+from openclip_scaling.comparison_words import (
+    CAVEAT,
+    SECONDARY_HEADS,
+    remarks_of,
+    secondary_of,
+    secondary_rows,
+)
 
 # What the heads of a table of fits mean, and the words in it.
 READING = (
@@ -14,7 +21,10 @@ READING = (
     "checkpoints of one run are not independent, so small differences mean nothing). At optimum: how many starts of "
     "the optimiser reached the best fit. Not identified: the interval of an exponent reaches 0 or is wider than twice "
     "the exponent, that of a floor covers half of the lowest observed value or more, or that of another parameter "
-    "reaches 0 or spans a factor of 100."
+    "reaches 0 or spans a factor of 100. In simulations with 9 runs and more, intervals contain the truth in 93 to "
+    "97 % of cases. Wider than that are exponents beside a floor that is hardly seen (98 %: a truth next to a bound is "
+    "missed on one side only), differences of exponents above floors (98 to 99 %: of two fits the steeper is the less "
+    "certain one) and differences between frontiers (98 %)."
 )
 
 
@@ -49,15 +59,16 @@ def verdicts(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def comparisons_table(comparisons: Sequence[Comparison], analysis: Analysis) -> str:
-    """Differences of exponents and ratios of the metric for every pair, with verdicts, as markdown."""
+    """Differences, ratios and verdicts for every pair, what they mean, and secondary tests, as markdown."""
     if not comparisons:
         return ""
     rows = [
         "Differences, first minus second; ratio of the fitted metric, first over second, at the largest "
-        f"{analysis.x_label} that both reached:",
+        f"{analysis.x_label} that both reached; equal metric: the {analysis.x_label} that the first needs for the best "
+        "value that both reach, over what the second needs:",
         "",
-        "| first, second | law | exponent | difference [95 %] | ratio [95 %] | at | verdict |",
-        "|---|---|---|---|---|---|---|",
+        "| first, second | law | exponent | difference [95 %] | ratio [95 %] | at | equal metric [95 %] | verdict |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for item in comparisons:
         cells = [
@@ -67,10 +78,28 @@ def comparisons_table(comparisons: Sequence[Comparison], analysis: Analysis) -> 
             f"{item.difference:+.4f}{bounds(item.interval)}",
             f"{item.ratio:.3f}{bounds(item.ratio_interval, digits=3)}",
             scale_text(item.scale),
+            cost_text(item),
             item.verdict.removeprefix(f"{item.first} and {item.second}: "),
         ]
         rows.append("| " + " | ".join(map(escaped, cells)) + " |")
+    rows += ["", *(f"- {text}" for text in remarks_of(comparisons, analysis))]
+    tests = secondary_of(analysis)
+    if tests:
+        rows += ["", f"{CAVEAT} AICc is less that of separate laws: below 0 the simpler model is better.", ""]
+        rows += ["| " + " | ".join(SECONDARY_HEADS) + " |", "|" + "---|" * len(SECONDARY_HEADS)]
+        rows += ["| " + " | ".join(map(escaped, cells)) + " |" for cells in secondary_rows(tests)]
     return "\n".join(rows)
+
+
+def cost_text(item: Comparison) -> str:
+    """The ratio of the scales that two groups need for the same metric, at the first level."""
+    if not item.equal_losses:
+        return "-"
+    at = item.equal_losses[0]
+    if at.ratio is None:
+        return f"not reached ({at.level:.4g})"
+    limits = " (no interval)" if at.interval is None else f" [{at.interval[0]:.3g}, {at.interval[1]:.3g}]"
+    return f"{at.ratio:.3g}{limits} for {at.level:.4g}"
 
 
 def scale_text(scale: Sequence[float]) -> str:

@@ -25,6 +25,7 @@ _LABELS = {
     "samples_seen": "image-text pairs seen",
     "unique_samples_bound": "different image-text pairs seen, at most",
     "hours": "wall-clock time (hours)",
+    "gpu_hours": "GPU-hours",
     "parameters": "parameters",
     "gmac_per_pair": "forward cost per pair (GMAC)",
     "step": "optimizer steps",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -49,9 +50,17 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def styles(groups: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Color and marker by group: attention kinds keep theirs in every figure, others take what is left."""
+    """Color and marker by group: attention kinds keep theirs in every figure, others take what is left.
+
+    A group that is named for a kind and more, such as "linear, batch 256", has that of the kind where it is free.
+    """
     names = list(dict.fromkeys(groups))
-    slots = {name: list(ATTENTION_MACS).index(name) % len(COLORS) for name in names if name in ATTENTION_MACS}
+    kinds = {name: slot % len(COLORS) for slot, name in enumerate(ATTENTION_MACS)}
+    slots = {name: kinds[name] for name in names if name in kinds}
+    for name in names:
+        slot = kinds.get(re.split("[ ,]", name, maxsplit=1)[0])
+        if slot is not None and slot not in slots.values():
+            slots[name] = slot
     free = [slot for slot in range(len(COLORS)) if slot not in slots.values()] or list(range(len(COLORS)))
     others = [name for name in names if name not in slots]
     slots |= {name: free[index % len(free)] for index, name in enumerate(others)}
@@ -66,10 +75,10 @@ def scaling_figure(analysis: Analysis, law: str) -> Figure:
     fits = analysis.by_law(law)
     if not fits:
         raise UserError(f"There is no fit of the law {law!r} to draw.")
-    # The legend stands above, where it hides nothing: a line for each group and one for the bands.
-    figure = Figure(figsize=(WIDTH, 5.2 + 0.16 * (len(fits) + 1)), layout="constrained")
+    # The legend stands above, where it hides nothing: a line for each group, bands, and points that were not fitted.
+    figure = Figure(figsize=(WIDTH, 5.2 + 0.16 * (len(fits) + 2)), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
-    style = styles(fits)
+    style = styles(analysis.points)
     for group, item in fits.items():
         color, marker = style[group]
         _draw_points(top, analysis.points[group], item.fit.points, color, marker)
@@ -79,6 +88,9 @@ def scaling_figure(analysis: Analysis, law: str) -> Figure:
     bottom.axhline(0, color="0.4", linewidth=0.8)
     log_axes(top, _values(analysis, fits))
     _band_keys(top, fits.values())
+    if any(len(analysis.points[group]) > len(item.fit.points) for group, item in fits.items()):
+        label = f"not fitted (points: {analysis.settings.points})"
+        top.plot([], [], "o", color="0.4", markersize=3, alpha=0.35, mew=0, label=label)
     top.set_ylabel(analysis.metric.label)
     _legend_above(top, title=f"${next(iter(fits.values())).fit.law.latex}$")
     bottom.set_ylabel("residual (%)")
@@ -127,8 +139,7 @@ def _exponent(item: GroupFit, name: str) -> str:
 def _draw_points(axes: Axes, everything: Points, used: Points, color: str, marker: str) -> None:
     if len(everything) > len(used):
         axes.plot(everything.x, everything.y, marker, color=color, markersize=3, alpha=0.25, mew=0)
-    for run in used.runs:  # a thin line joins the checkpoints of a run
-        rows = [index for index, name in enumerate(used.run) if name == run]
+    for rows in used.rows_of().values():  # a thin line joins the checkpoints of a run
         axes.plot(used.x[rows], used.y[rows], color=color, linewidth=0.6, alpha=0.35)
     axes.plot(used.x, used.y, marker, color=color, markersize=4.5, alpha=0.85, mew=0)
 

@@ -8,12 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
+from openclip_scaling.analysis import Analysis
+from openclip_scaling.as_json import predictions
 from openclip_scaling.errors import UserError
 from openclip_scaling.holdout import held_out
 from openclip_scaling.markdown import bounds, scale_text
 from openclip_scaling.optimum import best_split, check_budgets
 from openclip_scaling.options import with_settings
-from openclip_scaling.report import predictions
+from openclip_scaling.runs_needed import halving_sentences
 from openclip_scaling.screens import (
     AsJson,
     Sources,
@@ -72,7 +74,7 @@ def _at_scales(sources: Sources, settings: Settings, at: Sequence[str], as_json:
     analysis = analysed(read(sources), settings)
     rows = predictions(analysis, scales)
     if as_json:
-        _print_rows(settings, "predictions", rows, analysis.notices)
+        _print_rows(settings, "predictions", rows, analysis.notices, _to_halve(analysis))
         return
     heads = [settings.by, "law", "scale", "predicted [95 %]", "decades beyond the points"]
     cells = [
@@ -81,6 +83,7 @@ def _at_scales(sources: Sources, settings: Settings, at: Sequence[str], as_json:
         for row in rows
     ]  # fmt: skip
     stdout().print(table_of(f"{analysis.metric.label} at {analysis.x_label}", heads, cells))
+    _print_sentences(_to_halve(analysis))
     print_notices(analysis.remarks)
 
 
@@ -129,7 +132,7 @@ def _at_budgets(
     if not rows:
         raise UserError(" ".join(failures))
     if as_json:
-        _print_rows(settings, "splits", rows, [*analysis.notices, *failures])
+        _print_rows(settings, "splits", rows, [*analysis.notices, *failures], _to_halve(analysis))
         return
     first, second = settings.scales
     heads = [settings.by, "law", "FLOP", f"best {first} [95 %]", f"best {second} [95 %]", "predicted [95 %]"]
@@ -139,6 +142,7 @@ def _at_budgets(
         for row in rows
     ]  # fmt: skip
     stdout().print(table_of("the best split of a budget", heads, cells))
+    _print_sentences(_to_halve(analysis))
     print_notices([*analysis.remarks, *failures])
 
 
@@ -167,7 +171,28 @@ def _scale(text: str, count: int) -> list[float]:
     return values
 
 
+def _to_halve(analysis: Analysis) -> list[str]:
+    return halving_sentences([analysis.boots(law) for law in analysis.settings.laws])
+
+
+def _print_sentences(sentences: Sequence[str]) -> None:
+    for text in sentences:
+        stdout().print(text, soft_wrap=True)
+
+
 def _print_rows(
-    settings: Settings, name: str, rows: Sequence[dict[str, Any]], notices: Sequence[str]
+    settings: Settings,
+    name: str,
+    rows: Sequence[dict[str, Any]],
+    notices: Sequence[str],
+    sentences: Sequence[str] = (),
 ) -> None:
-    print_json({"metric": settings.metric, "x": settings.x, name: rows, "notices": notices})
+    print_json(
+        {
+            "metric": settings.metric,
+            "x": settings.x,
+            name: rows,
+            "sentences": sentences,
+            "notices": notices,
+        }
+    )

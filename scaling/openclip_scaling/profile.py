@@ -1,4 +1,4 @@
-"""How far a floor can go before the fit becomes clearly worse: the profile of the objective over the floor.
+"""The best fit with one parameter held: how far a floor can go before the fit becomes clearly worse.
 
 A fit that holds its floor at a bound does so without any one of the runs too, and then resampling says nothing about
 its uncertainty. The profile does: the floor is moved away from its optimum, the rest is fitted again, and the
@@ -37,10 +37,12 @@ def floor_limits(fit: Fit, runs: int, level: float) -> Array:
 
 def _limit(fit: Fit, edge: float, limit: float) -> Array:
     """theta at the floor nearest to `edge` up to which the objective stays within `limit`."""
-    inside, outside = fit.theta, edge
+    inside, outside, last = fit.theta, edge, len(fit.theta) - 1
+    if inside[last] == edge:
+        return inside
     for _ in range(_ROUNDS):
-        floors = np.linspace(inside[-1], outside, _STEPS + 1)[1:]
-        thetas, objectives = _at_floors(fit, floors, inside)
+        floors = np.linspace(inside[last], outside, _STEPS + 1)[1:]
+        thetas, objectives = best_with(fit, last, floors, inside)
         beyond = np.flatnonzero(objectives > limit)
         if not len(beyond):
             return np.asarray(thetas[-1])
@@ -49,16 +51,16 @@ def _limit(fit: Fit, edge: float, limit: float) -> Array:
     return inside
 
 
-def _at_floors(fit: Fit, floors: Array, near: Array) -> tuple[Array, Array]:
-    """The best theta with each of the floors, and its objective."""
+def best_with(fit: Fit, held: int, values: Array, near: Array) -> tuple[Array, Array]:
+    """The best theta with parameter number `held` at each of the values, and its objective; `near` is a start."""
     data = centred_data([fit.points], fit.c0, fit.e0)
     others = fit.law.starts(data.u[0], data.v[0])[:: max(1, fit.starts // 4)]
     ends = []
     for start in (near, *others):
-        starts = np.tile(start, (len(floors), 1))
-        starts[:, -1] = floors
-        ends.append(solve(fit.law, fit.centred_loss, starts, data, held=len(near) - 1))
+        starts = np.tile(start, (len(values), 1))
+        starts[:, held] = values
+        ends.append(solve(fit.law, fit.centred_loss, starts, data, held=held))
     best = np.argmin([objectives for _, objectives in ends], axis=0)
-    rows = np.arange(len(floors))
+    rows = np.arange(len(values))
     thetas, objectives = (np.stack(part)[best, rows] for part in zip(*ends, strict=True))
     return thetas, objectives

@@ -1,40 +1,36 @@
-"""Collects run folders into tables: checkpoints with their evaluations, runs, and training-loss curves."""
+"""Collects runs into tables: checkpoints with their evaluations, runs, and training-loss curves."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from joblib import Parallel, cpu_count, delayed
 
 from openclip_scaling.errors import UserError
-from openclip_scaling.flops import FLOP_PER_MAC, TRAINING_FACTOR
-from openclip_scaling.run_folder import (
-    Cost,
-    Run,
-    cost_of,
-    find_run_folders,
-    read_run,
-    run_names,
-    text_or_none,
-)
-from openclip_scaling.trajectory import divergence, global_batch, smoothed_loss, whole_number
+from openclip_scaling.folders import LOG_NAMES, Place, find_runs
+from openclip_scaling.run_rows import RunRows, rows_of
 
 # Columns that describe a checkpoint; every other column of the table is a metric.
 RUN_COLUMNS = (
     "run", "model", "attention", "text_attention", "image_parameters", "text_parameters", "parameters",
-    "gmac_per_pair", "batch", "val_batch", "lr_schedule", "diverged",
+    "gmac_per_pair", "batch", "val_batch", "learning_rate", "lr_schedule", "seed", "diverged",
 )  # fmt: skip
 CHECKPOINT_COLUMNS = (
-    *RUN_COLUMNS, "epoch", "step", "samples_seen", "unique_samples_bound", "train_flop", "hours",
+    *RUN_COLUMNS, "epoch", "step", "samples_seen", "unique_samples_bound", "train_flop", "hours", "gpu_hours",
     "train_loss", "train_loss_se",
 )  # fmt: skip
+CURVE_COLUMNS = ("run", "epoch", "step", "samples_seen", "hours", "train_loss", "learning_rate")
+# Below this, one process has read the logs before others have started.
+_BYTES_FOR_PROCESSES = 32_000_000
 
 
 @dataclass(frozen=True)
@@ -50,11 +46,7 @@ class Notice:
 
 @dataclass
 class Collection:
-    """Three tables (one row per checkpoint, per run, per logged step) and the notices.
-
-    Units: samples_seen in image-text pairs, gmac_per_pair in 1e9 forward multiply-adds, train_flop in FLOP
-    (3 x 2 x MAC x samples), hours of wall-clock time, batch in pairs over all processes.
-    """
+    """Three tables (one row per checkpoint, per run, per logged step) and the notices; columns as in `collect`."""
 
     checkpoints: pd.DataFrame
     runs: pd.DataFrame
@@ -62,27 +54,88 @@ class Collection:
     notices: list[Notice] = field(default_factory=list)
 
 
-def collect(sources: Sequence[Path]) -> Collection:
-    """Read every run among and below `sources`. Raises UserError when there is none."""
-    folders = find_run_folders(sources)
-    names = run_names(folders)
-    runs = [read_run(folder, names[folder]) for folder in folders]
-    run_rows: list[dict[str, Any]] = []
-    checkpoint_rows: list[dict[str, Any]] = []
-    curve_rows: list[dict[str, Any]] = []
-    for run in runs:
-        row, checkpoints = _rows(run)
-        run_rows.append(row)
-        checkpoint_rows += checkpoints
-        curve_rows += _curve_rows(run)
-    notices = [Notice(run.name, text) for run in runs for text in run.notices]
-    curve_columns = ["run", "epoch", "step", "samples_seen", "hours", "train_loss", "learning_rate"]
+def collect(sources: Sequence[Path], advance: Callable[[int, int], None] | None = None) -> Collection:
+    """Read every run among and below `sources`; `advance` is told how many of how many runs are read.
+
+    A row of `checkpoints` is a finished epoch, or an evaluation. What is not known is empty. Its columns:
+
+    - run: the folder's name, with as many parents as tell it from others; model: OpenCLIP's name of the model.
+    - attention, text_attention: kinds of the image and the text tower.
+    - image_parameters, text_parameters, parameters: of the towers, and of the whole model with what belongs to none.
+    - gmac_per_pair: 1e9 multiply-adds of one forward pass on one image-text pair.
+    - batch: pairs of an optimizer step, over all processes and accumulation steps; val_batch: those of one process,
+      with which OpenCLIP computes the validation loss.
+    - learning_rate, lr_schedule, seed: OpenCLIP's --lr, --lr-scheduler and --seed.
+    - diverged: True where the training loss ends as NaN or above chance.
+    - epoch: finished epochs; step: optimizer steps; samples_seen: image-text pairs that the weights have seen;
+      unique_samples_bound: how many of these can be different at most.
+    - train_flop: FLOP of training, 3 x 2 x MAC x samples_seen.
+    - hours: wall-clock hours of all processes of the run, without the pauses between them but with what was trained
+      again; gpu_hours: the same times the GPUs of each process group (one for each process), known where the run's
+      device is a GPU.
+    - train_loss, train_loss_se: training loss (nats), mean of the last tenth of the logged steps, and its standard
+      error.
+    - val_loss: validation loss (nats); every other column is a metric by OpenCLIP's name, or dataset/labels/metric
+      of `openclip-linattn eval`: accuracies and recalls are fractions.
+
+    A row of `runs` is a run: the same columns at its last checkpoint, with world_size (processes), status (of
+    run.json) and folder. A row of `curves` is a logged step: run, epoch (from 0), step, samples_seen, hours,
+    train_loss of that step (nats) and learning_rate.
+
+    Raises UserError where a source holds no run, or a file of a run cannot be read.
+    """
+    places, left_out = find_runs(sources)
+    found: list[RunRows] = []
+    for rows in _read(places):
+        found.append(rows)
+        if advance is not None:
+            advance(len(found), len(places))
+    notices = [Notice(folder, f"this folder is left out: {reason}") for folder, reason in left_out]
+    notices += [Notice(rows.name, text) for rows in found for text in rows.notices]
     return Collection(
-        checkpoints=_frame(checkpoint_rows, list(CHECKPOINT_COLUMNS)),
-        runs=_frame(run_rows, list(RUN_COLUMNS)),
-        curves=_frame(curve_rows, curve_columns),
+        checkpoints=frame_of([row for rows in found for row in rows.checkpoints], CHECKPOINT_COLUMNS),
+        runs=frame_of([rows.row for rows in found], RUN_COLUMNS),
+        curves=_curves(found),
         notices=notices,
     )
+
+
+def _read(places: Sequence[Place]) -> Iterator[RunRows]:
+    """The rows of every run, in order; of many bytes of logs by one process on each core."""
+    large = sum(map(_log_bytes, places)) > _BYTES_FOR_PROCESSES
+    processes = min(cpu_count(), len(places)) if large else 1
+    yield from Parallel(n_jobs=processes, return_as="generator")(delayed(rows_of)(place) for place in places)
+
+
+def _log_bytes(place: Place) -> int:
+    total = 0
+    for name in LOG_NAMES:
+        with contextlib.suppress(OSError):
+            total += (place.folder / name).stat().st_size
+    return total
+
+
+def _curves(found: Sequence[RunRows]) -> pd.DataFrame:
+    """The logged steps of all runs; those of each run are given up as they are copied."""
+    lengths = [len(rows.curve["epoch"]) for rows in found]
+    names = np.repeat(np.array([rows.name for rows in found], dtype=object), lengths)
+    columns = {name: np.concatenate([rows.curve.pop(name) for rows in found]) for name in CURVE_COLUMNS[1:]}
+    return pd.DataFrame({"run": names, **columns}, copy=False)
+
+
+def joined(first: Collection, second: Collection) -> Collection:
+    """Two collections as one. Raises UserError where both have a run of the same name."""
+    shared = set(first.runs["run"]) & set(second.runs["run"])
+    if shared:
+        raise UserError(f"Two runs are called {min(shared)!r}; rename one of them.")
+
+    def both(name: str) -> pd.DataFrame:
+        frames = getattr(first, name), getattr(second, name)
+        columns = list(dict.fromkeys(str(column) for frame in frames for column in frame.columns))
+        return frame_of([row for frame in frames for row in frame.to_dict("records")], columns)
+
+    curves = second.curves if first.curves.empty else first.curves if second.curves.empty else both("curves")
+    return Collection(both("checkpoints"), both("runs"), curves, [*first.notices, *second.notices])
 
 
 def grouped(notices: Sequence[Notice]) -> list[str]:
@@ -98,143 +151,13 @@ def _shortened(names: Sequence[str]) -> str:
     return ", ".join(unique[:6]) + (f" and {len(unique) - 6} more" if len(unique) > 6 else "")
 
 
-def _frame(rows: list[dict[str, Any]], first: list[str]) -> pd.DataFrame:
+def frame_of(rows: Sequence[Mapping[Any, Any]], first: Sequence[str]) -> pd.DataFrame:
+    """A table of rows, with the columns `first` before all others."""
     columns = list(dict.fromkeys([*first, *(key for row in rows for key in row)]))
-    return pd.DataFrame(rows, columns=pd.Index(columns))
-
-
-def _rows(run: Run) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The run's row and the rows of its checkpoints."""
-    cost = cost_of(run)
-    batch = whole_number(run.manifest.get("batch_size")) or global_batch(run.params)
-    if batch is None and run.trajectory.ends:
-        batch = next(reversed(run.trajectory.ends.values())).batch
-    contrastive = run.params.get("siglip") != "True"
-    reason = divergence(run.trajectory.losses, batch, contrastive)
-    if reason:
-        run.notices.append(f"diverged, and left out of every fit: {reason}")
-    _note_training(run)
-    common: dict[str, Any] = {
-        "run": run.name,
-        "model": text_or_none(run.manifest.get("model")) or run.params.get("model"),
-        "attention": cost.attention,
-        "text_attention": cost.text_attention,
-        "image_parameters": cost.image_parameters,
-        "text_parameters": cost.text_parameters,
-        "parameters": cost.parameters,
-        "gmac_per_pair": cost.gmac,
-        "batch": batch,
-        "val_batch": whole_number(run.params.get("batch_size")),
-        "diverged": reason is not None,
-    }
-    if "lr_scheduler" in run.params:
-        common["lr_schedule"] = run.params["lr_scheduler"]
-    checkpoints = [_checkpoint_row(run, common, cost, epoch) for epoch in _epoch_numbers(run)]
-    return _run_row(run, common, checkpoints), checkpoints
-
-
-def _epoch_numbers(run: Run) -> list[int]:
-    known = run.trajectory.ends
-    unknown = sorted(set(run.metrics) - set(known) - {0})
-    if unknown:
-        run.notices.append(
-            f"evaluated at epoch {', '.join(map(str, unknown))}, which the log does not show as finished; "
-            "its steps and samples are not known"
-        )
-    return sorted({*known, *run.metrics})
-
-
-def _checkpoint_row(run: Run, common: dict[str, Any], cost: Cost, epoch: int) -> dict[str, Any]:
-    end = run.trajectory.ends.get(epoch)
-    samples = end.samples if end else (0 if epoch == 0 else None)
-    loss, error = (
-        smoothed_loss([p.loss for p in run.trajectory.curve if p.epoch < epoch]) if end else (None, None)
-    )
-    flop = None
-    if samples is not None and cost.train_gmac is not None:
-        flop = TRAINING_FACTOR * FLOP_PER_MAC * cost.train_gmac * 1e9 * samples
-    return {
-        **common,
-        "batch": end.batch if end else common["batch"],
-        "val_batch": end.val_batch if end else common["val_batch"],
-        "epoch": epoch,
-        "step": end.steps if end else (0 if epoch == 0 else None),
-        "samples_seen": samples,
-        "unique_samples_bound": _unique_bound(run, samples),
-        "train_flop": flop,
-        "hours": end.hours if end else None,
-        "train_loss": loss,
-        "train_loss_se": error,
-        **run.metrics.get(epoch, {}),
-    }
-
-
-def _unique_bound(run: Run, samples: int | None) -> int | None:
-    """No more different samples than were seen, nor than the data holds, where run.json or the log tells."""
-    if samples is None:
-        return None
-    bound = whole_number(run.manifest.get("unique_samples_bound"))
-    sized_by_data = run.params.get("train_num_samples") in ("None", "0")
-    if bound is None and sized_by_data and run.params.get("dataset_resampled") == "False":
-        lengths = [record.epoch_samples for segment in run.log.segments for record in segment.train]
-        bound = max(lengths, default=None)
-    return samples if bound is None else min(samples, bound)
-
-
-def _note_training(run: Run) -> None:
-    status = text_or_none(run.manifest.get("status"))
-    planned = whole_number(run.params.get("epochs"))
-    finished = max(run.trajectory.ends, default=0)
-    if status not in (None, "finished"):
-        run.notices.append(f"run.json says that it is {status}")
-    elif planned and run.trajectory.curve and finished < planned:
-        run.notices.append(f"it finished {finished} of {planned} planned epochs")
-    if "True" in (run.params.get("lock_image"), run.params.get("lock_text")):
-        run.notices.append(
-            "a tower is locked, so its training compute is below the 3 x forward that is counted"
-        )
-    broken = sum(not math.isfinite(loss) for loss in run.trajectory.losses)
-    if broken:
-        run.notices.append(
-            f"{broken} of {len(run.trajectory.losses)} logged training losses are NaN or infinite"
-        )
-
-
-def _run_row(run: Run, common: dict[str, Any], checkpoints: list[dict[str, Any]]) -> dict[str, Any]:
-    last = checkpoints[-1] if checkpoints else {}
-    keys = (
-        "epoch",
-        "step",
-        "samples_seen",
-        "unique_samples_bound",
-        "train_flop",
-        "hours",
-        "train_loss",
-        "val_loss",
-    )
-    return {
-        **common,
-        **{key: last.get(key) for key in keys},
-        "world_size": whole_number(run.manifest.get("world_size"))
-        or whole_number(run.params.get("world_size")),
-        "status": text_or_none(run.manifest.get("status")),
-        "folder": str(run.folder),
-    }
-
-
-def _curve_rows(run: Run) -> list[dict[str, Any]]:
-    return [
-        {
-            "run": run.name,
-            "epoch": point.epoch,
-            "step": point.step,
-            "samples_seen": point.samples,
-            "hours": point.hours,
-            "train_loss": point.loss,
-            "learning_rate": point.learning_rate,
-        }
-        for point in run.trajectory.curve
-    ]
+    frame = pd.DataFrame(rows, columns=pd.Index(columns))
+    for name in frame.columns[frame.isna().all()]:
+        frame[name] = np.nan  # one sign for what is not known, as in a table that is read from a file
+    return frame
 
 
 def companion(path: Path, part: str) -> Path:
@@ -244,30 +167,41 @@ def companion(path: Path, part: str) -> Path:
 
 def save(collection: Collection, path: Path) -> list[Path]:
     """Write the checkpoints to `path` (CSV), and beside it the runs, the curves and the notices."""
-    texts = {
-        path: collection.checkpoints.to_csv(index=False),
-        companion(path, "runs.csv"): collection.runs.to_csv(index=False),
-        companion(path, "curves.csv"): collection.curves.to_csv(index=False),
-        companion(path, "notices.json"): json.dumps(
-            [{"run": notice.run, "text": notice.text} for notice in collection.notices], indent=1
-        ),
+    if not path.name or path.is_dir():
+        raise UserError(f"{path} is a folder; give the name of a CSV file to write.")
+    frames = {
+        path: collection.checkpoints,
+        companion(path, "runs.csv"): collection.runs,
+        companion(path, "curves.csv"): collection.curves,
     }
-    for target, text in texts.items():
-        write_atomically(target, text)
-    return list(texts)
+    for target, frame in frames.items():
+        with _appearing(target) as temporary:
+            frame.to_csv(temporary, index=False)
+    notices = companion(path, "notices.json")
+    listed = [{"run": notice.run, "text": notice.text} for notice in collection.notices]
+    write_atomically(notices, json.dumps(listed, indent=1))
+    return [*frames, notices]
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file under a temporary name beside it, then rename. Raises UserError where it cannot."""
+    with _appearing(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def _appearing(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`, which becomes `path` once it is written whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        yield temporary
         temporary.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise UserError(f"Cannot write {path}: {error.strerror}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def load(path: Path) -> Collection:
@@ -290,11 +224,18 @@ def _load_notices(path: Path) -> list[Notice]:
         raise UserError(f"{path} does not hold the notices that `collect` writes; collect again.") from error
 
 
-def read_csv(path: Path) -> pd.DataFrame:
-    """Read a CSV file. Raises UserError when it is absent, empty or malformed."""
+def read_csv(path: Path, texts: Iterable[str] = ("run",)) -> pd.DataFrame:
+    """Read a CSV file; the columns `texts` stay text, so that 001 and 1 are two. Raises UserError when it cannot."""
+    kinds = dict.fromkeys(texts, str)
     try:
-        return pd.read_csv(path).rename(columns=lambda name: str(name).strip())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            # Without index_col, rows that end with a comma would move every value into the next column.
+            frame = pd.read_csv(path, dtype=kinds, index_col=False, low_memory=False)
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror}.") from error
+    except pd.errors.ParserWarning as error:
+        raise UserError(f"{path} is not a CSV table: its rows have more cells than its head.") from error
     except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not a CSV table: {str(error).strip().rstrip('.')}.") from error
+    return frame.rename(columns=lambda name: str(name).strip())

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from openclip_scaling.analysis import Analysis, analyse
+from openclip_scaling.as_json import json_ready
 from openclip_scaling.errors import UserError
-from openclip_scaling.report import json_ready
 from openclip_scaling.runs import Collection, collect, load
 from openclip_scaling.settings import Settings
 

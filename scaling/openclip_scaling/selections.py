@@ -88,6 +88,11 @@ SELECTIONS: dict[str, Selection] = {
 }
 
 
+def by_value(selection: Selection) -> bool:
+    """Whether the points that it takes depend on noise."""
+    return selection in BY_VALUE or bool(getattr(selection, "by_value", False))
+
+
 def selection_named(name: str) -> Selection:
     """The selection of that name. Raises UserError on a foreign name."""
     if name not in SELECTIONS:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 
+from openclip_scaling.best_rate import chosen_points, rate_notices, uneven_notices
 from openclip_scaling.errors import UserError
+from openclip_scaling.experiments import Plan, plans_of
 from openclip_scaling.metrics import Metric, numbers
 from openclip_scaling.points import Points
 from openclip_scaling.settings import Settings
 
 UNKNOWN = "unknown"
 _SHOWN = 5  # rows that are named before the others are counted
+_TOLD_APART = {
+    "batch": "batch", "val_batch": "val_batch", "parameters": "size", "samples_seen": "samples", "seed": "seed",
+    "learning_rate": "rate",
+}  # fmt: skip
 
 
-def grouped_points(
-    frame: pd.DataFrame, settings: Settings, metric: Metric, notices: list[str]
-) -> dict[str, Points]:
-    """Usable points by group, sorted by name; what is left out is added to notices.
+def usable_rows(frame: pd.DataFrame, settings: Settings, metric: Metric, notices: list[str]) -> pd.DataFrame:
+    """The rows that can be fitted, with their group; what is left out is added to notices.
 
-    Raises UserError when no row is left, and where batch sizes would be mixed in a loss.
+    Columns: x0 (and x1), y, group, run, and those of the table that tell experiments apart: batch, val_batch, size
+    (parameters, or else the model's name), samples, seed and rate. Raises UserError when no row is left, and where
+    batch sizes would be mixed in a loss.
     """
     frame = _filtered(frame, settings)
     frame = _without_repeats(frame, notices)
@@ -33,11 +41,57 @@ def grouped_points(
             "label": _row_labels(frame),
         }
     )
-    for column in ("batch", "val_batch"):
+    for column, name in _TOLD_APART.items():
         if column in frame.columns:
-            rows[column] = numbers(frame, column)
+            rows[name] = numbers(frame, column)
+    if "model" in frame.columns and not ("size" in rows and np.isfinite(rows["size"]).all()):
+        rows["size"] = frame["model"]
     rows = _usable(rows, settings, metric, notices)
-    rows = _one_batch(rows, settings, metric)
+    return _one_batch(rows, settings, metric)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Points by group, sorted by name: all that are usable, with their plan, and of a sweep those at its best rates."""
+
+    everything: dict[str, Points]
+    chosen: dict[str, Points]
+    plans: dict[str, Plan]
+
+
+def groups_of(frame: pd.DataFrame, settings: Settings, metric: Metric, notices: list[str]) -> Groups:
+    """The groups of a table; what is left out, and which learning rates were chosen, is added to notices."""
+    rows = usable_rows(frame, settings, metric, notices)
+    everything, plans = _points_by_group(rows, settings), plans_of(rows)
+    notices += _untold_sweeps(rows, plans)
+    for group, points in everything.items():
+        notices += rate_notices(points, plans[group])
+    notices += uneven_notices(plans.values())
+    chosen = {group: chosen_points(points, plans[group]) for group, points in everything.items()}
+    return Groups(everything, chosen, plans)
+
+
+def grouped_points(
+    frame: pd.DataFrame, settings: Settings, metric: Metric, notices: list[str]
+) -> dict[str, Points]:
+    """The points of every group, of a sweep those at its best learning rates."""
+    return groups_of(frame, settings, metric, notices).chosen
+
+
+def _untold_sweeps(rows: pd.DataFrame, plans: dict[str, Plan]) -> list[str]:
+    """A word where several learning rates are fitted together because nothing tells which runs belong together."""
+    if "rate" not in rows.columns:
+        return []
+    rates = rows.groupby("group")["rate"].nunique()
+    return [
+        f"{group}: several learning rates are fitted together; a sweep is told by columns samples_seen and parameters "
+        "(or model) that have a value for every run"
+        for group, plan in plans.items()
+        if not plan.runs and rates[group] > 1
+    ]
+
+
+def _points_by_group(rows: pd.DataFrame, settings: Settings) -> dict[str, Points]:
     columns = "x0" if len(settings.scales) == 1 else [f"x{index}" for index in range(len(settings.scales))]
     return {
         str(group): Points(part[columns].to_numpy(), part["y"].to_numpy(), tuple(part["run"]))

@@ -1,28 +1,40 @@
 """Follows a run through its log: steps and samples that the final weights have really seen, epoch by epoch.
 
-A resumed process starts at an epoch's first sample, so what an earlier process logged from that epoch on is
-superseded. Samples are added up from the log, because epochs may change their length on resume.
+Samples are added up from the log, because epochs may change their length on resume.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from openclip_scaling.logs import Log, Segment, TrainRecord
+import numpy as np
+
+from openclip_scaling.epochs import Epoch, surviving_epochs
+from openclip_scaling.logs import Segment
+from openclip_scaling.records import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
-class CurvePoint:
-    """One logged step: epoch from 0; steps, global samples and hours since the start of the run."""
+class Curve:
+    """The logged steps in order, as columns: epoch from 0; steps, global samples and hours since the start of the run.
 
-    epoch: int
-    step: int
-    samples: int
-    hours: float
-    loss: float
-    learning_rate: float | None
+    learning_rate is NaN where it is not known.
+    """
+
+    epoch: IntArray
+    step: IntArray
+    samples: IntArray
+    hours: FloatArray
+    loss: FloatArray
+    learning_rate: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.epoch)
+
+    def losses_before(self, epoch: int) -> FloatArray:
+        """Losses of the epochs before this one."""
+        return self.loss[: int(np.searchsorted(self.epoch, epoch))]
 
 
 @dataclass(frozen=True)
@@ -30,200 +42,130 @@ class EpochEnd:
     """A finished epoch (counted from 1): totals since the start of the run.
 
     batch is global (all processes and accumulation steps); val_batch is that of one process, which is the one
-    that the validation loss is computed with.
+    that the validation loss is computed with. hours and gpu_hours are NaN where they are not known.
     """
 
     epoch: int
     steps: int
     samples: int
     hours: float
+    gpu_hours: float
     batch: int
     val_batch: int | None
 
 
 @dataclass
 class Trajectory:
-    """The logged steps in order, the finished epochs by number, and a sentence for each repair."""
+    """The logged steps, the finished epochs by number, and a sentence for each repair.
 
-    curve: list[CurvePoint] = field(default_factory=list)
+    gaps: whether epochs are missing or unfinished, or nothing was logged at all.
+    """
+
+    curve: Curve
     ends: dict[int, EpochEnd] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
-
-    @property
-    def losses(self) -> list[float]:
-        return [point.loss for point in self.curve]
+    gaps: bool = True
 
 
-@dataclass(frozen=True)
-class _Epoch:
-    """The records of one epoch, and the process that wrote them."""
+@dataclass
+class _Totals:
+    """Steps and samples so far, and the parts of the curve."""
 
-    records: list[TrainRecord]
-    segment: int
-    batch: int
-    val_batch: int | None
+    steps: int = 0
+    samples: int = 0
+    parts: list[tuple[IntArray | FloatArray, ...]] = field(default_factory=list)
 
-    @property
-    def seen(self) -> int:
-        return self.records[-1].seen
+    def add(self, number: int, epoch: Epoch) -> None:
+        self.parts.append(
+            (
+                np.full(len(epoch.seen), number, dtype=np.int64),
+                self.steps + epoch.seen // epoch.batch,
+                self.samples + epoch.seen,
+                epoch.hours,
+                epoch.losses,
+                epoch.learning_rates,
+            )
+        )
+        self.steps, self.samples = self.steps + epoch.samples // epoch.batch, self.samples + epoch.samples
 
-    @property
-    def complete(self) -> bool:
-        # The epoch is rounded to full batches, and accumulation drops an incomplete tail.
-        return self.records[-1].epoch_samples - self.seen < self.batch
+    def skip(self, count: int, like: Epoch) -> None:
+        self.steps += count * (like.length // like.batch)
+        self.samples += count * like.length
+
+    def curve(self) -> Curve:
+        kinds = (np.int64, np.int64, np.int64, np.float64, np.float64, np.float64)
+        columns = [
+            np.concatenate([part[index] for part in self.parts] or [np.zeros(0, dtype=kind)])
+            for index, kind in enumerate(kinds)
+        ]
+        return Curve(*columns)
 
 
-def trace(log: Log, params: Mapping[str, str]) -> Trajectory:
+def trace(segments: Sequence[Segment], params: Mapping[str, str]) -> Trajectory:
     """Follow the run; params (of params.txt) fill in where a segment does not print its own."""
-    result = Trajectory()
-    epochs = _surviving_epochs(log.segments, params, result.notices)
-    if not epochs:
-        return result
-    starts = _segment_hours(log.segments)
-    steps = samples = 0
-    for number in range(max(epochs) + 1):
-        epoch = epochs.get(number)
-        if epoch is None:
-            epoch = _stand_in(epochs, number)
-            result.notices.append(
-                f"epoch {number} is not in the log; it is counted like epoch {epoch.records[0].epoch} "
-                f"({epoch.records[-1].epoch_samples} samples)"
-            )
-            length = epoch.records[-1].epoch_samples
-            steps, samples = steps + length // epoch.batch, samples + length
-            continue
-        offset = starts[epoch.segment]
-        begin = log.segments[epoch.segment].first_time
-        for record in epoch.records:
-            hours = offset + ((record.time - begin).total_seconds() / 3600 if begin else 0.0)
-            result.curve.append(
-                CurvePoint(
-                    epoch=number,
-                    step=steps + record.seen // epoch.batch,
-                    samples=samples + record.seen,
-                    hours=hours,
-                    loss=record.loss,
-                    learning_rate=record.learning_rate,
-                )
-            )
-        steps, samples = steps + epoch.seen // epoch.batch, samples + epoch.seen
-        if epoch.complete:
-            result.ends[number + 1] = EpochEnd(
-                number + 1, steps, samples, result.curve[-1].hours, epoch.batch, epoch.val_batch
-            )
+    notices: list[str] = []
+    epochs = surviving_epochs(segments, params, notices)
+    totals, ends, gaps = _Totals(), {}, not epochs
+    previous = -1
+    for number, epoch in sorted(epochs.items()):
+        for first, last, like in _missing(epochs, previous, number):
+            notices.append(_missing_text(first, last, like, epochs[like].length))
+            totals.skip(last - first + 1, epochs[like])
+            gaps = True
+        totals.add(number, epoch)
+        if epoch.whole:
+            ends[number + 1] = _end(number + 1, epoch, totals)
         else:
-            result.notices.append(
-                f"epoch {number} stopped after {epoch.seen} of {epoch.records[-1].epoch_samples} samples"
-            )
-    _note_changes(epochs, steps, samples, result.notices)
-    return result
+            notices.append(f"epoch {number} stopped after {epoch.samples} of {epoch.length} samples")
+            gaps = True
+        previous = number
+    _note_changes([epoch for _, epoch in sorted(epochs.items())], totals, notices)
+    return Trajectory(totals.curve(), ends, notices, gaps)
 
 
-def _surviving_epochs(
-    segments: Sequence[Segment], params: Mapping[str, str], notices: list[str]
-) -> dict[int, _Epoch]:
-    epochs: dict[int, _Epoch] = {}
-    for index, segment in enumerate(segments):
-        own: dict[int, list[TrainRecord]] = {}
-        for record in segment.train:
-            own.setdefault(record.epoch, []).append(record)
-        if not own:
-            continue
-        for old in [number for number in epochs if number >= min(own)]:
-            superseded = epochs.pop(old)
-            state = "whole" if superseded.complete else f"up to sample {superseded.seen}"
-            notices.append(
-                f"epoch {old} was trained again after a resume; the earlier try ({state}) is left out"
-            )
-        settings = {**params, **segment.params}
-        for number, records in own.items():
-            batch = global_batch(settings) or records[0].seen
-            epochs[number] = _Epoch(records, index, batch, whole_number(settings.get("batch_size")))
-    return epochs
-
-
-def global_batch(params: Mapping[str, str]) -> int | None:
-    """Pairs per optimizer step over all processes (batch_size x accum_freq x world_size), if known."""
-    batch = whole_number(params.get("batch_size"))
-    if batch is None:
-        return None
-    return (
-        batch * (whole_number(params.get("accum_freq")) or 1) * (whole_number(params.get("world_size")) or 1)
+def _end(number: int, epoch: Epoch, totals: _Totals) -> EpochEnd:
+    return EpochEnd(
+        number,
+        totals.steps,
+        totals.samples,
+        float(epoch.hours[-1]),
+        float(epoch.gpu_hours[-1]),
+        epoch.batch,
+        epoch.val_batch,
     )
 
 
-def whole_number(value: object) -> int | None:
-    """A positive whole number from text or JSON, else None."""
-    try:
-        number = float(str(value))
-    except ValueError:
-        return None
-    return int(number) if math.isfinite(number) and number >= 1 and number == int(number) else None
+def _missing(epochs: Mapping[int, Epoch], previous: int, number: int) -> Iterator[tuple[int, int, int]]:
+    """Runs of missing epochs between two logged ones: first, last, and the nearest logged one (of two the later)."""
+    first = previous + 1
+    # Epochs nearer to the earlier one: m - previous < number - m.
+    middle = max(first, (previous + number + 1) // 2) if previous in epochs else first
+    if first < middle:
+        yield first, middle - 1, previous
+    if middle < number:
+        yield middle, number - 1, number
 
 
-def _stand_in(epochs: Mapping[int, _Epoch], number: int) -> _Epoch:
-    """The nearest logged epoch, the later one of two."""
-    return epochs[min(epochs, key=lambda other: (abs(other - number), other < number))]
+def _missing_text(first: int, last: int, like: int, length: int) -> str:
+    which = f"epoch {first} is" if first == last else f"epochs {first} to {last} are"
+    them = "it is" if first == last else "they are"
+    return f"{which} not in the log; {them} counted like epoch {like} ({length} samples)"
 
 
-def _segment_hours(segments: Sequence[Segment]) -> list[float]:
-    """Hours of all earlier processes, per segment; the pauses between them are not counted."""
-    total, starts = 0.0, []
-    for segment in segments:
-        starts.append(total / 3600)
-        total += segment.seconds
-    return starts
-
-
-def _note_changes(epochs: Mapping[int, _Epoch], steps: int, samples: int, notices: list[str]) -> None:
-    ordered = [epochs[number] for number in sorted(epochs)]
-    lengths = list(dict.fromkeys(epoch.records[-1].epoch_samples for epoch in ordered))
+def _note_changes(epochs: Sequence[Epoch], totals: _Totals, notices: list[str]) -> None:
+    lengths = list(dict.fromkeys(epoch.length for epoch in epochs))
     if len(lengths) > 1:
         notices.append(
-            f"the epoch length changed on resume ({' -> '.join(map(str, lengths))} samples); "
-            f"counted from the log: {steps} steps, {samples} samples"
+            f"the epoch length changed on resume ({_arrows(lengths)} samples); "
+            f"counted from the log: {totals.steps} steps, {totals.samples} samples"
         )
-    batches = list(dict.fromkeys(epoch.batch for epoch in ordered))
+    batches = list(dict.fromkeys(epoch.batch for epoch in epochs))
     if len(batches) > 1:
-        notices.append(f"the batch size changed on resume ({' -> '.join(map(str, batches))})")
+        notices.append(f"the batch size changed on resume ({_arrows(batches)})")
+    worlds = list(dict.fromkeys(epoch.world_size for epoch in epochs if epoch.world_size is not None))
+    if len(worlds) > 1:
+        notices.append(f"the number of processes changed on resume ({_arrows(worlds)})")
 
 
-def smoothed_loss(losses: Sequence[float]) -> tuple[float | None, float | None]:
-    """Training loss at the end of `losses`: mean of the last tenth (at least 5 logged steps), and its error.
-
-    The error is the standard error of that mean about a straight line, so that a slope is not taken for
-    noise. Steps that are not finite are left out. None where there is nothing to average.
-    """
-    count = max(5, math.ceil(len(losses) / 10))
-    tail = [(i, loss) for i, loss in enumerate(losses[-count:]) if math.isfinite(loss)]
-    if not tail:
-        return None, None
-    n = len(tail)
-    mean = sum(loss for _, loss in tail) / n
-    if n < 4:
-        return mean, None
-    centre = sum(i for i, _ in tail) / n
-    spread = sum((i - centre) ** 2 for i, _ in tail)
-    slope = sum((i - centre) * (loss - mean) for i, loss in tail) / spread
-    rest = sum((loss - mean - slope * (i - centre)) ** 2 for i, loss in tail)
-    return mean, math.sqrt(rest / (n - 2) / n)
-
-
-def divergence(losses: Sequence[float], batch: int | None, contrastive: bool = True) -> str | None:
-    """Why a run counts as diverged, or None.
-
-    A run has diverged when its last logged loss is not finite, or when its smoothed final loss exceeds
-    1.2 ln(batch), 1.2 times the InfoNCE loss of guessing, and also its loss at the start.
-    """
-    if not losses:
-        return None
-    if not math.isfinite(losses[-1]):
-        return "its training loss ends as NaN or infinity"
-    final, _ = smoothed_loss(losses)
-    start = next(loss for loss in losses if math.isfinite(loss))
-    if final is None or not contrastive or batch is None:
-        return None
-    limit = 1.2 * math.log(batch)
-    if final > limit and final > start:
-        return f"its training loss ends at {final:.3g}, above 1.2 ln(batch) = {limit:.3g}"
-    return None
+def _arrows(values: Sequence[int]) -> str:
+    return " -> ".join(map(str, values))

@@ -3,15 +3,16 @@
 The checkpoints of one run share its seed, data order and schedule, so everything here leaves out or draws whole runs,
 and a selection such as the frontier is made again every time.
 
-The interval is estimate +- t(G - p) s for G runs and p parameters. s is the jackknife's standard error, from the G
-fits that leave one run out; positive parameters and predictions are taken in logs. In simulations of known laws
-(see coverage) this contains the true parameter in 93 to 97 % of cases from 9 runs on, and more often, up to 99 %, where
-a floor is hardly seen or 9 runs fix the five parameters of a law of two scales; the percentiles of a bootstrap, which
-can only mix the runs at hand, give about 90 %.
+The interval is estimate +- t s. s is the jackknife's standard error, from the fits that leave one run out; positive
+parameters and predictions are taken in logs. t has as many degrees of freedom as there are runs, less two for a level
+and a slope; what further parameters cost is in the jackknife already. In simulations of known laws (see coverage)
+this contains the true parameter in 93 to 97 % of cases from 9 runs on, and more often beside a floor that is hardly
+seen, since a truth next to a bound can be missed on one side only; the percentiles of a bootstrap, which can only mix
+the runs at hand, give about 90 %.
 
 Two cases need more. The choice of points by their low values is not smooth, so there the interval takes in the
-percentiles of the bootstrap as well. A floor at its bound shows no spread, so there it takes in what the limits of
-its profile give (see profile).
+percentiles of the bootstrap as well. A floor at its bound shows no spread, so there it takes in what the one-sided
+limits of its profile give (see profile).
 
 A curve through all points has no interval, and one that needs every single run has none either. Below MINIMUM_RUNS
 even this is no more than a hint, and is marked as not reliable.
@@ -21,23 +22,24 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
 
 from openclip_scaling.errors import UserError
-from openclip_scaling.fit import Fit, enough, refit
+from openclip_scaling.fit import Fit
 from openclip_scaling.law import Array, Parameter, exp
 from openclip_scaling.points import Points
 from openclip_scaling.profile import floor_limits
-from openclip_scaling.selections import BY_VALUE, Selection, all_points
+from openclip_scaling.resampling import drawn_runs, refits, rows_of_units, selected_points
+from openclip_scaling.selections import Selection, all_points, by_value
 
 MINIMUM_RUNS = 5
 LEVEL = 0.95
 _MOST_DRAWS = 100_000
+_ONE_SIDED = 2 * LEVEL - 1  # a floor at its bound can err to one side only
 _AT_BOUND = 1e-6  # of the lowest value observed
 
 
@@ -58,7 +60,8 @@ class Bootstrap:
     shape (draws that could be fitted, parameters): runs drawn with replacement; failed counts the draws with too
     few different scales. profile has shape (0 or 2, parameters): where the floor is held at a bound, theta at the
     limits of its profile. All are centred like the fit. reselected says that points were chosen by their values.
-    reliable is False below MINIMUM_RUNS runs. intervals is empty where there is none.
+    reliable is False below MINIMUM_RUNS runs. intervals is empty where there is none. experiments are the names of
+    what is left out, in the order of left_out, where they mean the same in every group; else empty.
     """
 
     fit: Fit
@@ -70,6 +73,7 @@ class Bootstrap:
     seed: int
     reselected: bool
     intervals: dict[str, Interval]
+    experiments: tuple[str, ...] = ()
 
     @property
     def reliable(self) -> bool:
@@ -77,8 +81,8 @@ class Bootstrap:
 
     @property
     def degrees(self) -> int:
-        """Degrees of freedom of the t interval: runs among the fitted points less parameters, at least 1."""
-        return max(1, len(self.fit.points.runs) - len(self.fit.law.parameters))
+        """Degrees of freedom of the t interval, from the runs among the fitted points."""
+        return degrees_left(len(self.fit.points.runs))
 
     @property
     def notice(self) -> str | None:
@@ -140,63 +144,62 @@ class Bootstrap:
         return np.asarray(fit.law.natural(thetas, fit.c0, fit.e0)[..., fit.law.parameters.index(name)])
 
 
+def degrees_left(runs: int) -> int:
+    """Degrees of freedom of a t interval over runs, at least 1: a level and a slope take two.
+
+    Further parameters, such as a floor, widen the jackknife's standard error itself, since it leaves out runs that
+    hold them; taking them off once more makes intervals too wide (see coverage).
+    """
+    return max(1, runs - 2)
+
+
 def bootstrap(
-    points: Points, fit: Fit, selection: Selection = all_points, draws: int = 1000, seed: int = 0
+    points: Points,
+    fit: Fit,
+    selection: Selection = all_points,
+    draws: int = 1000,
+    seed: int = 0,
+    units: Mapping[str, str] | None = None,
 ) -> Bootstrap:
     """Leave out and resample the runs of `points` (before selection), select and refit.
 
-    Without draws (0) runs are only left out, which is all that intervals need unless points are selected by their
-    values. The result depends on the seed and the data, not on the order of the rows. Raises UserError for draws
-    that are needed and missing, fewer than 100 or more than 100,000.
+    units are the names of the experiments that the runs belong to (see experiments): runs of one, which differ in
+    their learning rate only, are left out and drawn together. Without draws (0) runs are only left out, which is all
+    that intervals need unless points are selected by their values. The result depends on the seed and the data, not
+    on the order of the rows. Raises UserError for draws that are needed and missing, fewer than 100 or more than
+    100,000.
     """
-    if draws < 100 and (draws or selection in BY_VALUE):
+    if draws < 100 and (draws or by_value(selection)):
         raise UserError(f"{draws} bootstrap draws are too few for an interval; use at least 100.")
     if draws > _MOST_DRAWS:
         raise UserError(f"{draws} bootstrap draws are too many to hold; use at most {_MOST_DRAWS}.")
-    rows = list(points.rows_of().values())
+    grouped = rows_of_units(points, units)
+    rows = list(grouped.values())
     every = range(len(rows))
-    spared = _selected(points, fit, selection, [[r for j in every if j != i for r in rows[j]] for i in every])
+    spared = selected_points(
+        points, fit, selection, [[r for j in every if j != i for r in rows[j]] for i in every]
+    )
     complete = len(rows) > 1 and all(spared)
-    drawn = _draws(len(rows), draws, seed)
-    samples = _selected(points, fit, selection, [[r for i in runs for r in rows[i]] for runs in drawn])
+    drawn = drawn_runs(len(rows), draws, seed)
+    samples = selected_points(points, fit, selection, [[r for i in runs for r in rows[i]] for runs in drawn])
     counts = [count if sample else 0 for count, sample in zip(drawn.values(), samples, strict=True)]
-    thetas = _refits(samples, fit)
+    thetas = refits(samples, fit)
     found = Bootstrap(
         fit=fit,
-        left_out=_refits(spared if complete else [], fit),
+        left_out=refits(spared if complete else [], fit),
         thetas=np.repeat(thetas, [count for count in counts if count], axis=0),
-        profile=floor_limits(fit, len(rows), LEVEL) if _floor_held(fit) else np.empty((0, len(fit.theta))),
+        profile=floor_limits(fit, len(rows), _ONE_SIDED)
+        if _floor_held(fit)
+        else np.empty((0, len(fit.theta))),
         runs=len(rows),
         failed=draws - sum(counts),
         seed=seed,
-        reselected=selection in BY_VALUE,
+        reselected=by_value(selection),
         intervals={},
+        experiments=() if units is None else tuple(grouped),
     )
     shown = complete and fit.degrees_of_freedom > 0
     return replace(found, intervals=_intervals(found)) if shown else found
-
-
-def _selected(
-    points: Points, fit: Fit, selection: Selection, choices: Sequence[Sequence[int]]
-) -> list[Points | None]:
-    """The points that are selected from each choice of rows; None where they cannot fix the parameters."""
-    found: list[Points | None] = []
-    for rows in choices:
-        selected = selection(points.take(rows)) if rows else None
-        found.append(selected if selected and enough(selected, fit.law) else None)
-    return found
-
-
-def _refits(samples: Sequence[Points | None], fit: Fit) -> Array:
-    usable = [sample for sample in samples if sample]
-    return refit(usable, fit) if usable else np.empty((0, len(fit.theta)))
-
-
-def _draws(runs: int, draws: int, seed: int) -> Counter[tuple[int, ...]]:
-    """How often each multiset of runs is drawn: with few runs there are few, and each is fitted once."""
-    generator = np.random.default_rng(seed)
-    picked = np.sort(generator.integers(runs, size=(draws, runs)), axis=1)
-    return Counter(tuple(int(i) for i in row) for row in picked)
 
 
 def seed_for(name: str, seed: int) -> int:

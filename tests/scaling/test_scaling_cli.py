@@ -15,6 +15,7 @@ import pytest
 from matplotlib.image import imread
 
 from openclip_scaling.analysis import Settings, analyse
+from openclip_scaling.as_json import json_ready, slug
 from openclip_scaling.cli import main
 from openclip_scaling.curves_plot import curves_figure, metric_figure
 from openclip_scaling.errors import UserError
@@ -26,7 +27,7 @@ from openclip_scaling.plot import (
     scaling_figure,
     styles,
 )
-from openclip_scaling.report import json_ready, slug, write_report
+from openclip_scaling.report import write_report
 from openclip_scaling.runs import Collection, collect
 
 FAST = ["--draws", "100"]
@@ -268,9 +269,8 @@ def test_report_links_what_it_writes_and_says_what_is_not_reliable(
         assert re.search(rf"^## .*{re.escape(heading)}", text, re.MULTILINE), heading
     linked = re.findall(r"\]\(([^)]+)\)", text)
     assert len(linked) == len(set(linked)) >= 6
-    assert {path.parent / name for name in linked} | {path, path.parent / "fits.json"} == set(
-        path.parent.iterdir()
-    )
+    others = {"report.md", "report.html", "fits.json"}
+    assert {*linked, *others} == {file.name for file in path.parent.iterdir()}
     stored = strict_json((path.parent / "fits.json").read_text(encoding="utf-8"))
     assert [item["metric"] for item in stored] == ["val_loss", "train_loss", "shapes/color x shape/top1"]
 

@@ -17,7 +17,7 @@ from openclip_scaling.coverage_screen import coverage_figure
 from openclip_scaling.fit import fit_law
 from openclip_scaling.laws import LAWS
 from openclip_scaling.selections import SELECTIONS
-from openclip_scaling.uncertainty import bootstrap
+from openclip_scaling.uncertainty import Bootstrap, bootstrap
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
@@ -81,6 +81,37 @@ def test_noise_of_runs_is_shared_by_their_checkpoints() -> None:
         within.append(residual[rows].std())
     assert np.std(means) > 0.03
     assert max(within) < 0.003
+
+
+def test_runs_in_pairs_share_their_noise() -> None:
+    found = study(BY_NAME["power, runs in pairs"], [9], 60)
+    apart = study(replace(BY_NAME["power, runs in pairs"], shared=0.0), [9], 60)
+    (paired,), (other,) = (part[part.quantity == "difference of a"].median_width for part in (found, apart))
+    assert paired < 0.7 * other
+    assert share(found, 9, "difference of a") > 0.85
+    assert share(found, 9, "ratio of scales at one E") > 0.85
+
+
+def test_pairs_stay_pairs_where_a_set_has_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+
+    def without_the_first(*arguments: Any, **options: Any) -> Bootstrap:
+        nonlocal made
+        made += 1
+        found = bootstrap(*arguments, **options)
+        return replace(found, intervals={}) if made in (1, 4) else found
+
+    monkeypatch.setattr("openclip_scaling.coverage.bootstrap", without_the_first)
+    found = study(BY_NAME["power, runs in pairs"], [9], 4)
+    for quantity in ("difference of a", "ratio of scales at one E"):
+        (row,) = found[found.quantity == quantity].to_dict("records")
+        assert (row["sets"], row["without_interval"]) == (2, 2)
+
+
+def test_every_difference_is_one_of_the_asked_number() -> None:
+    found = study(BY_NAME["power"], [5], 6)
+    assert set(found.sets) == {6}
+    assert set(found.without_interval) == {0}
 
 
 def test_an_interval_that_is_too_narrow_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

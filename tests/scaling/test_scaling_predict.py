@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 from scipy.optimize import minimize_scalar
 
 from openclip_scaling.analysis import Settings, analyse
@@ -20,6 +21,7 @@ from openclip_scaling.holdout import held_out
 from openclip_scaling.laws import LAWS
 from openclip_scaling.optimum import best_split
 from openclip_scaling.points import Points
+from openclip_scaling.runs_needed import halving_sentences, runs_to_halve
 from openclip_scaling.surface_plot import surface_figure
 from openclip_scaling.uncertainty import Bootstrap, bootstrap
 
@@ -153,6 +155,32 @@ def test_the_law_decides_how_well_large_runs_are_predicted() -> None:
     assert worst["saturating"] < 0.01 < worst["power"]
     assert len(rows) == 6
     assert notices == []
+
+
+@pytest.mark.parametrize("runs", [3, 5, 9, 18])
+def test_that_many_more_runs_halve_an_interval_and_one_fewer_does_not(runs: int) -> None:
+    def width(count: int) -> float:
+        return float(stats.t.ppf(0.975, count - 2)) / count**0.5
+
+    more = runs_to_halve(runs)
+    assert width(runs + more) <= width(runs) / 2 < width(runs + more - 1)
+
+
+def test_more_runs_are_said_once_for_groups_of_one_size(table: str, capsys: Any) -> None:
+    frame = grid()
+    both = pd.concat([frame, frame.assign(attention="softmax", run="s" + frame["run"])])
+    boots = analyse(both, Settings(laws=("power",), draws=100)).boots("power")
+    (text,) = halving_sentences([boots, boots])
+    assert text.startswith(f"linear and softmax: {runs_to_halve(9)} more runs each (now 9) would halve")
+    assert run(table, "--law", "power", "--draws", "100", "--at", "1e20", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["sentences"][0].startswith("linear: ")
+    assert run(table, *TWO, "--budget", "1e21", "--flop-factor", "6") == 0
+    assert f"{runs_to_halve(9)} more runs (now 9) would halve" in " ".join(capsys.readouterr().out.split())
+
+
+def test_no_interval_cannot_be_halved() -> None:
+    frame = grid()[lambda rows: rows["run"] == "run0"]
+    assert halving_sentences([analyse(frame, Settings(laws=("power",), draws=100)).boots("power")]) == []
 
 
 def test_runs_that_cannot_be_spared_are_a_sentence() -> None:

@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 
 from openclip_scaling.analysis import Settings, analyse
-from openclip_scaling.compare import equal_slopes_test
 from openclip_scaling.fit import Fit, fit_law
 from openclip_scaling.laws import LAWS
 from openclip_scaling.loss import Loss
 from openclip_scaling.points import Points
 from openclip_scaling.profile import floor_limits
+from openclip_scaling.secondary import equal_slopes_test
 from openclip_scaling.uncertainty import bootstrap
 
 CHINCHILLA, TIED, BROKEN = LAWS["chinchilla"], LAWS["tied"], LAWS["broken"]

@@ -13,7 +13,7 @@ import pytest
 from openclip_scaling.errors import UserError
 from openclip_scaling.flops import clip_cost
 from openclip_scaling.runs import collect, load, save
-from openclip_scaling.trajectory import divergence, smoothed_loss
+from openclip_scaling.smoothing import divergence, smoothed_loss
 
 
 def notices_of(collection: Any) -> str:
@@ -97,7 +97,7 @@ def test_epochs_missing_from_the_log_are_counted_and_named(
     found = collect([write_run("tail", log_writer.text)])
     last = found.checkpoints.iloc[-1]
     assert (last["epoch"], last["step"], last["samples_seen"]) == (3, 12, 96)
-    assert "epoch 0 is not in the log" in notices_of(found)
+    assert "epochs 0 to 1 are not in the log" in notices_of(found)
 
 
 def test_a_changed_batch_size_is_followed(log_writer: Any, fake: Any, write_run: Any) -> None:

@@ -1,0 +1,120 @@
+"""What a report says, and in which order: verdicts first, every metric in files of its own, failures named."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from openclip_scaling.analysis import Settings, analyse
+from openclip_scaling.as_json import slug, slugs
+from openclip_scaling.cli import main
+from openclip_scaling.compare import compare_groups
+from openclip_scaling.report import write_report
+from openclip_scaling.report_content import content
+from openclip_scaling.report_metric import findings
+from openclip_scaling.runs import Collection, collect, load
+
+FAST = Settings(draws=100)
+
+
+@pytest.fixture
+def collection(write_ladder: Any) -> Collection:
+    kinds = ("softmax", "linear", "normlinear")
+    return collect([write_ladder(kinds=kinds, widths=(32, 48, 64, 96, 128), epochs=2)])
+
+
+def without_companions(collection: Collection, path: Path) -> Collection:
+    collection.checkpoints.to_csv(path, index=False)
+    return load(path)
+
+
+def test_verdicts_come_first_and_are_those_of_the_tables(collection: Collection, tmp_path: Path) -> None:
+    text = write_report(tmp_path, collection, ["val_loss", "train_loss"], FAST).read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings[:2] == ["Verdict", "Exponents at a glance"]
+    chapter = text.split("## Verdict")[1].split("## ")[0]
+    assert re.findall(r"^\*\*(.+)\*\*$", chapter, re.MULTILINE) == [
+        "validation loss (nats)",
+        "training loss (nats)",
+    ]
+    assert len(chapter.splitlines()) < 25
+    for metric in ("val_loss", "train_loss"):
+        analysis = analyse(
+            collection.checkpoints, Settings(draws=100, metric=metric, laws=("power", "saturating"))
+        )
+        for item in (item for law in ("power", "saturating") for item in compare_groups(analysis.boots(law))):
+            pair = f"{item.first} and {item.second}"
+            (line,) = [line for line in chapter.split(analysis.metric.label)[1].split("**\n\n")[1].splitlines()
+                       if pair in line and re.search(rf"\\(.*{item.law}.* law\\)", line)]  # fmt: skip
+            assert line.endswith(item.verdict.removeprefix(f"{pair}: "))
+
+
+def test_pairs_with_one_verdict_share_a_sentence_and_so_do_laws(collection: Collection) -> None:
+    analysis = analyse(collection.checkpoints, FAST)
+    comparisons = compare_groups(analysis.boots("power"))
+    first, second, third = (f"{item.first} and {item.second}" for item in comparisons)
+    words = ["not distinguishable.", "not distinguishable.", "different."]
+    told = [_told(item, item.law, text) for item, text in zip(comparisons, words, strict=True)]
+    other = [_told(item, "saturating", text) for item, text in zip(comparisons, words[:2], strict=False)]
+    assert findings([*told, *other]) == [
+        f"{first}; {second} (power and saturating law): not distinguishable.",
+        f"{third} (power law): different.",
+    ]
+
+
+def _told(item: Any, law: str, words: str) -> Any:
+    return type(item)(**{**vars(item), "law": law, "verdict": f"{item.first} and {item.second}: {words}"})
+
+
+def test_one_group_has_no_verdict(collection: Collection) -> None:
+    collection.checkpoints = collection.checkpoints[collection.checkpoints["attention"] == "linear"]
+    blocks = content(collection, ["val_loss"], FAST).blocks
+    assert not any("## Verdict" in block for block in blocks if isinstance(block, str))
+
+
+def test_metrics_of_like_names_have_files_of_their_own(collection: Collection, tmp_path: Path) -> None:
+    for name in ("a top1", "a/Top1", "图像 top1", "花 top1"):
+        collection.checkpoints[name] = collection.checkpoints["shapes/color x shape/top1"]
+    few = without_companions(collection, tmp_path / "t.csv")
+    names = ["a top1", "a/Top1", "图像 top1", "花 top1"]
+    blocks = [block for block in content(few, names, FAST).blocks if not isinstance(block, str)]
+    files = [block.file for block in blocks]
+    assert len(files) == len(set(files))
+    for name, stem in zip(names, ("a-top1", "a-top1-2", "图像-top1", "花-top1"), strict=True):
+        own = {block.file for block in blocks if block.caption.startswith((f"{name},", f"{name} ("))}
+        assert own == {f"{stem}-{part}.png" for part in ("power", "saturating", "isoflop", "curves")}
+
+
+def test_file_names_are_told_apart() -> None:
+    assert slugs(["A b", "a_b", "a-b", "!", "?"]) == {"A b": "a-b", "a_b": "a-b-2", "a-b": "a-b-3", "!": "metric",
+                                                     "?": "metric-2"}  # fmt: skip
+    assert slug("école/図 1") == "école-図-1"
+
+
+def test_a_report_without_any_fit_is_written_and_fails(
+    collection: Collection, tmp_path: Path, capsys: Any
+) -> None:
+    collection.checkpoints["val_loss"] = np.nan
+    collection.checkpoints["train_loss"] = -1.0
+    collection.checkpoints.to_csv(tmp_path / "t.csv", index=False)
+    arguments = ["report", str(tmp_path / "t.csv"), "-o", str(tmp_path / "out"), "--draws", "100", "--json"]
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, "--metric", "val_loss", "--metric", "train_loss"])
+    assert stop.value.code == 2
+    output = capsys.readouterr()
+    assert set(json.loads(output.out)["not_fitted"]) == {"val_loss", "train_loss"}
+    words = " ".join(output.err.split())
+    assert "val_loss is not fitted: No row has both train_flop and val_loss" in words
+    assert "No metric could be fitted" in words
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "**validation loss (nats)**\n\n- Not fitted:" in text
+
+
+def test_a_metric_that_is_named_twice_is_reported_once(collection: Collection) -> None:
+    report = content(collection, ["val_loss", "val_loss"], FAST)
+    assert [item["metric"] for item in report.stored] == ["val_loss"]
