@@ -3,7 +3,7 @@
 import importlib.metadata
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -20,9 +20,11 @@ from openclip_linattn.zeroshot.encoders.embeddings import Classifiers
 from openclip_linattn.zeroshot.encoders.models import check_model_name, load_model
 from openclip_linattn.zeroshot.options import EvaluationOptions
 from openclip_linattn.zeroshot.processes import Processes
+from openclip_linattn.zeroshot.results.answers import AnswerBook
 from openclip_linattn.zeroshot.results.prediction_files import save_predictions
 from openclip_linattn.zeroshot.results.rows import Row, RowKey, inputs_digest, read_rows, row_key, save_rows
 from openclip_linattn.zeroshot.score import Scored
+from openclip_linattn.zeroshot.sets.streaming import DataError
 from openclip_linattn.zeroshot.tasks import Means, Question, Task
 
 logger = logging.getLogger(__name__)
@@ -43,7 +45,11 @@ class Found:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is asked of every checkpoint, and with what."""
+    """What is asked of every checkpoint, and with what.
+
+    `answers` hears what is found for every image. `broken` are the numbers of the tasks whose data turned out to be
+    damaged, which would be read in vain for every other checkpoint.
+    """
 
     options: EvaluationOptions
     tasks: Sequence[Task]
@@ -51,6 +57,8 @@ class Evaluation:
     processes: Processes
     progress: Progress
     bar: TaskID
+    answers: AnswerBook
+    broken: set[int] = field(default_factory=set)
 
     def checkpoint(self, checkpoint: Checkpoint) -> Found:
         """Return the rows of one checkpoint; its model is built only if one of them is missing.
@@ -115,9 +123,9 @@ class Evaluation:
     ) -> None:
         """Add what is missing to `rows`, saved after each task, and to `failures` the tasks that fail alone."""
         classifiers: Classifiers | None = None
-        for task, asked in zip(self.tasks, headers, strict=True):
+        for place, (task, asked) in enumerate(zip(self.tasks, headers, strict=True)):
             wanted = [number for number, header in enumerate(asked) if row_key(header) not in rows]
-            if not wanted:
+            if not wanted or place in self.broken:
                 self.progress.advance(self.bar, task.steps)
                 continue
             self.progress.update(self.bar, description=f"{checkpoint.path.name} on {task.title}")
@@ -127,6 +135,10 @@ class Evaluation:
             except BenchmarkError as error:
                 failures.append(_named(error, checkpoint))
                 continue
+            except DataError as error:
+                failures.append(f"{error}; {task.title} was left out")
+                self.broken.add(place)
+                continue
             extra: Row = {"image_size": classifiers.loaded.image_size, "versions": _versions()}
             fresh = [
                 {**asked[number], **answer.result, **extra}
@@ -134,7 +146,10 @@ class Evaluation:
             ]
             if checkpoint.results_folder and self.options.save and self.processes.first:
                 _save(checkpoint.results_folder, fresh, answers)
-            rows.update((row_key(row), row) for row in fresh)
+            for row, answer in zip(fresh, answers, strict=True):
+                rows[row_key(row)] = row
+                if answer.predictions is not None:
+                    self.answers.add(row, answer.predictions)
 
     def _classifiers(self, checkpoint: Checkpoint) -> Classifiers:
         """Load the checkpoint; where it fails in one process, it fails in all."""

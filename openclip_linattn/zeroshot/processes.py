@@ -2,10 +2,11 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +31,14 @@ class Processes:
         """Whether this process writes and speaks for all."""
         return self.rank == 0
 
+    def deal(self, n: int, batch_size: int) -> list[range]:
+        """Return this process's batches of `n` numbered things.
+
+        Whole batches are dealt, so that what a batch holds does not depend on the number of processes.
+        """
+        starts = range(self.rank * batch_size, n, self.count * batch_size)
+        return [range(start, min(start + batch_size, n)) for start in starts]
+
     def collect(self, work: Callable[[], T]) -> list[T]:
         """Do `work` in every process and return what each got, by rank, in all of them.
 
@@ -48,7 +57,10 @@ class Processes:
         everyone: list[Any] = [None] * self.count
         dist.all_gather_object(everyone, (outcome, told))
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, and with it what the work had open
         for _, failure in everyone:
             if failure is not None:
                 raise failure
@@ -69,6 +81,13 @@ class Processes:
 
 
 ALONE = Processes()
+
+
+def in_turn(parts: Sequence[Sequence[T]]) -> list[T]:
+    """Return what `collect` brought together of batches that were dealt out, in the order before."""
+    missing = object()
+    turns = zip_longest(*parts, fillvalue=missing)
+    return [batch for turn in turns for batch in turn if batch is not missing]  # type: ignore[misc]
 
 
 def first_process() -> bool:

@@ -1,4 +1,4 @@
-"""Checkpoints at other image sizes than they were trained at."""
+"""Checkpoints at other image sizes than they were trained at, and their tokens there."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,6 +7,8 @@ import open_clip
 
 from openclip_linattn.zeroshot.checkpoints import Checkpoint
 from openclip_linattn.zeroshot.encoders.models import check_model_name, square_side
+from openclip_scaling.errors import UserError as NotCounted
+from openclip_scaling.flops import clip_towers
 
 _DEFAULT = 224  # OpenCLIP's, where a model's config names none
 
@@ -39,3 +41,13 @@ def trained_size(checkpoint: Checkpoint) -> int | list[int]:
         config = open_clip.get_model_config(check_model_name(checkpoint.model)) or {}
         forced = config.get("vision_cfg", {}).get("image_size", _DEFAULT)
     return square_side(forced)
+
+
+def image_tokens(model: str, size: int | list[int]) -> int | None:
+    """Return the tokens of an image of `size` (see `trained_size`); None where the image tower is no plain ViT."""
+    config = open_clip.get_model_config(model) or {}
+    try:
+        image, _ = clip_towers({**config, "vision_cfg": {**config["vision_cfg"], "image_size": size}})
+    except (NotCounted, KeyError):
+        return None
+    return image.tokens

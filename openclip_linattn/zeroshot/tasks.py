@@ -124,12 +124,10 @@ def probe_task(train: EvaluationSet, test: EvaluationSet, *, name: str, shots: i
 
 
 def benchmark_task(name: str, wanted: Benchmarks) -> Task:
-    """A set of clip_benchmark, done by the first process, as clip_benchmark reads its sets itself."""
+    """A set of clip_benchmark."""
 
     def answer(means: Means, _wanted: Sequence[int]) -> list[Scored]:
-        result = means.processes.by_first(
-            lambda: run_benchmark(means.classifiers, name, wanted, watch=means.watch)
-        )
+        result = run_benchmark(means.classifiers, name, wanted, processes=means.processes, watch=means.watch)
         means.advance(1)
         return [Scored(result)]
 

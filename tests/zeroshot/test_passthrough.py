@@ -16,11 +16,12 @@ from clip_benchmark.datasets.builder import build_wds_dataset
 from clip_benchmark.datasets.sugar_crepe import SugarCrepe
 from clip_benchmark.metrics import image_caption_selection, zeroshot_classification
 from torch.utils.data import DataLoader
+from webdataset import WebDataset
 
 from openclip_linattn.data.drawn.shapes import write_shapes
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.benchmarks import sets as benchmark_sets
-from openclip_linattn.zeroshot.benchmarks.metrics import score_benchmark
+from openclip_linattn.zeroshot.benchmarks.metrics import benchmark_result, encode_benchmark
 from openclip_linattn.zeroshot.benchmarks.offline import NetworkRefused, no_network
 from openclip_linattn.zeroshot.benchmarks.passthrough import BenchmarkError, mean_top1, run_benchmark
 from openclip_linattn.zeroshot.benchmarks.sets import Benchmarks, BenchmarkSet
@@ -225,7 +226,9 @@ def test_items_of_two_images_and_two_captions_are_selected_as_in_clip_benchmark(
     ]
     loader = DataLoader(items, batch_size=7, collate_fn=benchmark_sets.get_dataset_collate_fn("winoground"))  # type: ignore[arg-type]
     data = BenchmarkSet("pairs", "image_caption_selection", None, 40, iter(loader))
-    row = score_benchmark(Classifiers(loaded), data, batch_size=7, advance=lambda _: None)
+    classifiers = Classifiers(loaded)
+    found = encode_benchmark(classifiers, data, advance=lambda _: None)
+    row = benchmark_result(classifiers, data, found, batch_size=7)
     assert_equal_selection(row, loaded, items)
     assert 0 < row["image_accuracy"] < 1
 
@@ -355,14 +358,17 @@ def test_the_root_may_hold_the_name_of_the_set() -> None:
 
 
 def test_an_address_is_read_where_it_is_the_root(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make: Any
 ) -> None:
+    make.tar(tmp_path / "0.tar", {})
     seen = []
 
     def build(**given: Any) -> Any:
         subprocess.run(["true"], check=True)
         seen.append(given["root"])
-        return SimpleNamespace(classes=["a", "b"], templates=["a {c}"], batched=lambda _: [])
+        empty = WebDataset(str(tmp_path / "0.tar"))
+        empty.classes, empty.templates = ["a", "b"], ["a {c}"]
+        return empty
 
     monkeypatch.setattr(benchmark_sets, "build_dataset", build)
     address = "https://huggingface.co/datasets/someone/wds_{dataset_cleaned}/tree/main"

@@ -16,16 +16,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
-from openclip_linattn.data.drawn.shapes import TEST, draw_sample
 from openclip_linattn.zeroshot.encoders.embeddings import Classifiers
 from openclip_linattn.zeroshot.encoders.features import image_features
 from openclip_linattn.zeroshot.encoders.models import LoadedModel
 from openclip_linattn.zeroshot.evaluate import EvaluationOptions, evaluate
 from openclip_linattn.zeroshot.score import Scored, score
 from openclip_linattn.zeroshot.sets.dataset import open_evaluation_set
+from openclip_linattn.zeroshot.sets.drawn import write_imagenet_folders
 from openclip_linattn.zeroshot.sets.labels import LabelSet
 from openclip_linattn.zeroshot.sets.reading import keyed_batches
-from openclip_linattn.zeroshot.sets.wnids import imagenet1k_names, imagenet1k_wnids, imagenet21k_wnids
+from openclip_linattn.zeroshot.sets.wnids import imagenet1k_names, imagenet21k_wnids
 from openclip_scaling.evaluations import read_json_lines, zeroshot_metrics
 
 # OpenCLIP's and clip_benchmark's accuracy turn arrays of one element into numbers.
@@ -37,12 +37,7 @@ TEMPLATES = OPENAI_IMAGENET_TEMPLATES[:2]
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One drawn image in each of ImageNet's 1,000 class folders."""
-    root = tmp_path_factory.mktemp("drawn") / "imagenet"
-    for number, wnid in enumerate(imagenet1k_wnids()):
-        (root / wnid).mkdir(parents=True)
-        image = draw_sample(number, seed=5, image_size=32, split=TEST).jpeg
-        (root / wnid / f"drawn_{number}.JPEG").write_bytes(image)
-    return root
+    return write_imagenet_folders(tmp_path_factory.mktemp("drawn") / "imagenet")
 
 
 @pytest.fixture(scope="module", params=MODELS)

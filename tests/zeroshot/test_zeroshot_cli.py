@@ -118,6 +118,17 @@ def test_a_checkpoint_that_fails_leaves_the_rows_of_the_others(
     assert "epoch_3.pt does not load as" in result.stderr
 
 
+def test_a_damaged_image_is_named_below_the_rows_of_the_other_sets(
+    cli: Any, checkpoint: Path, data_folder: Path, pets: Path
+) -> None:
+    (pets / "cat" / "0.png").write_bytes(b"nothing")
+    result = cli(checkpoint, "--data", pets, "--data", data_folder, *PLAIN)
+    assert result.exit_code == 2
+    assert "accuracy on figures" in result.stdout
+    assert "0.png cannot be read as an image" in result.stderr
+    assert "; pets was left out" in result.stderr
+
+
 def test_names_are_as_short_as_they_can_be() -> None:
     assert short_names(["/a/b/epoch_1.pt", "/a/b/epoch_2.pt"]) == {
         "/a/b/epoch_1.pt": "epoch_1.pt",
@@ -205,9 +216,13 @@ def test_accuracy_stands_against_resolution(cli: Any, checkpoint: Path, data_fol
     sizes = ("--image-size", "64,32", "--label-set", "color x shape")
     rows = json.loads(cli(checkpoint, "--data", data_folder, *sizes, "--json", *PLAIN).stdout)
     shown = cli(checkpoint, "--data", data_folder, *sizes, *PLAIN).stdout
-    lines = shown[shown.index("Top-1 against image size") :].splitlines()
-    assert lines[2].split() == ["checkpoint", "data", "labels", "32", "64"]
-    assert lines[4].split()[-2:] == [f"{100 * row['top1']:.2f}" for row in reversed(rows)]
+    table = shown[shown.index("Top-1 against image size") :]
+    assert "on figures, color x shape (8), %" in " ".join(table.split())
+    lines = [line.split() for line in table.splitlines()]
+    heading = lines.index(["32", "px", "64", "px"])
+    assert lines[heading + 1] == ["checkpoint", "trained", "at", "5", "tokens", "17", "tokens"]
+    numbers = [f"{100 * row['top1']:.2f}" for row in reversed(rows)]
+    assert lines[heading + 3] == ["epoch_2.pt", "32", *numbers]
     refused = cli(checkpoint, "--data", data_folder, "--image-size", "224x224", *PLAIN)
     assert (refused.exit_code, "--image-size is '224x224'" in refused.stderr) == (2, True)
 

@@ -2,6 +2,7 @@ import gc
 import io
 import json
 import os
+import re
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from openclip_linattn.errors import UserError
+from openclip_linattn.zeroshot import tasks as tasks_module
 from openclip_linattn.zeroshot.checkpoints import find_checkpoints
 from openclip_linattn.zeroshot.encoders import embeddings as embeddings_module
 from openclip_linattn.zeroshot.encoders import encoding as encoding_module
@@ -27,7 +29,6 @@ from openclip_linattn.zeroshot.encoders.models import LoadedModel, load_model
 from openclip_linattn.zeroshot.evaluate import EvaluationError, EvaluationOptions, evaluate
 from openclip_linattn.zeroshot.sets.dataset import open_evaluation_set
 from openclip_linattn.zeroshot.sets.labels import LabelSet
-from openclip_linattn.zeroshot.sets.streaming import DataError
 
 # OpenCLIP's and clip_benchmark's accuracy turn arrays of one element into numbers.
 NUMPY_SCALAR = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -336,11 +337,41 @@ def test_a_diverged_checkpoint_is_named_and_the_others_go_on(
     assert saved(run) == json.loads(output.read_text()) == caught.value.rows
 
 
-def test_a_faulty_image_stops_the_evaluation(checkpoint: Path, tmp_path: Path, make: Any) -> None:
+def test_a_faulty_image_leaves_the_other_sets_and_checkpoints(
+    run: Path, data_folder: Path, tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = make.samples(6)
     content["000003"]["png"] = b"none"
-    with pytest.raises(DataError, match=r"1\.tar: sample '000003': its png does not decode"):
-        evaluate([checkpoint], [make.set(tmp_path / "faulty", content)], PLAIN)
+    faulty = make.set(tmp_path / "faulty", content)
+    read: list[str] = []
+    score = tasks_module.score
+    monkeypatch.setattr(
+        tasks_module, "score", lambda c, data, *a, **b: read.append(data.name) or score(c, data, *a, **b)
+    )
+    with pytest.raises(EvaluationError) as caught:
+        evaluate([run], [faulty, data_folder], options(save=True, label_sets=["color"]))
+    assert re.fullmatch(
+        r".*1\.tar: sample '000003': its png does not decode .*; faulty was left out", str(caught.value)
+    )
+    assert [(row["epoch"], row["dataset"]) for row in caught.value.rows] == [(2, "figures"), (10, "figures")]
+    assert saved(run) == caught.value.rows
+    assert read == ["faulty", "figures", "figures"]
+
+
+def test_rows_of_a_set_that_is_damaged_now_are_kept(
+    run: Path, data_folder: Path, tmp_path: Path, make: Any
+) -> None:
+    folder = Path(shutil.copytree(data_folder, tmp_path / "figures"))
+    wanted = options(save=True, label_sets=["color"])
+    first = evaluate([run / "checkpoints" / "epoch_2.pt"], [folder], wanted)
+    path = folder / "test" / "0.tar"
+    state = path.stat()
+    content = path.read_bytes()
+    path.write_bytes(content[:700] + bytes(200) + content[900:])
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    with pytest.raises(EvaluationError, match="figures was left out") as caught:
+        evaluate([run], [folder], wanted)
+    assert caught.value.rows == first
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "pure_bf16"])

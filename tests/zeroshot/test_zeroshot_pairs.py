@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import open_clip
 import pytest
+import torch
 import typer
-from matplotlib.figure import Figure
 from typer.testing import CliRunner, Result
 
 from openclip_linattn.cli.evaluate import evaluate_command
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.evaluate import EvaluationOptions, evaluate
-from openclip_linattn.zeroshot.results.learning_curves import learning_curves
-from openclip_linattn.zeroshot.results.pairs import compare_rows
+from openclip_linattn.zeroshot.results.answers import AnswerBook
+from openclip_linattn.zeroshot.results.pairs import comparable, compare_rows
 from openclip_linattn.zeroshot.results.prediction_files import load_answers
 
 SAVED = EvaluationOptions(workers=0, label_sets=["color x shape"])
@@ -98,7 +99,8 @@ def test_two_checkpoints_are_compared_without_being_asked(
     assert (int(said[1]), int(said[2])) == (first, second)
     assert first + second > 0
     unsaved = cli(*map(checkpoint, runs), "--data", data_folder, "--no-save", "--again")
-    assert (unsaved.exit_code, "is right on" in unsaved.stdout) == (0, False)
+    assert unsaved.exit_code == 0
+    assert said[0] in unsaved.stdout
     shutil.rmtree(runs[0] / "checkpoints" / "predictions")
     lost = cli(*map(checkpoint, runs), "--data", data_folder)
     assert (lost.exit_code, "not compared: " in lost.stdout) == (0, True)
@@ -127,22 +129,78 @@ def test_nothing_to_compare_is_said(cli: Any, runs: list[Path], data_folder: Pat
     alone = cli(checkpoint(runs[0]), "--data", data_folder, "--paired")
     assert alone.exit_code == 2
     assert "there is nothing to compare" in alone.stderr
-    unsaved = cli(*map(checkpoint, runs), "--data", data_folder, "--paired", "--no-save")
-    assert unsaved.exit_code == 2
-    assert "comparing needs the kept predictions" in unsaved.stderr
 
 
-def test_a_checkpoint_outside_a_run_keeps_no_predictions(
-    cli: Any, runs: list[Path], data_folder: Path, tmp_path: Path, make: Any
+@pytest.mark.parametrize("folder", ["one", "two"])
+def test_lone_checkpoints_are_compared_without_predictions_on_disk(
+    cli: Any, runs: list[Path], data_folder: Path, tmp_path: Path, make: Any, folder: str
 ) -> None:
-    lone = shutil.copy(checkpoint(runs[0]), tmp_path / "lone.pt")
-    result = cli(lone, checkpoint(runs[1]), "--data", data_folder, "--paired", "--model", make.model)
-    assert result.exit_code == 2
-    assert f"{lone} cannot be compared" in result.stderr
-    assert not (runs[1] / "checkpoints" / "zeroshot.jsonl").exists()  # told before the evaluation
-    (row,) = evaluate([lone], [data_folder], replace(SAVED, model=make.model))
-    with pytest.raises(UserError, match="of lone no predictions are kept"):
-        load_answers(row, "lone")
+    within = cli(*map(checkpoint, runs), "--data", data_folder, "--paired").stdout
+    counts = re.findall(r"is right on (\d+) .* on (\d+):", within)
+    lone = [tmp_path / "one" / "first.pt", tmp_path / folder / "second.pt"]
+    for path, run in zip(lone, runs, strict=True):
+        path.parent.mkdir(exist_ok=True)
+        shutil.copy(checkpoint(run), path)
+    result = cli(*lone, "--data", data_folder, "--paired", "--model", make.model)
+    assert result.exit_code == 0, result.stderr
+    assert re.findall(r"first.pt is right on (\d+) .* second.pt on (\d+):", result.stdout) == counts
+    base = cli(*lone, "--data", data_folder, "--against", lone[0], "--model", make.model)
+    assert re.search(r"second.pt is right on \d+ .* first.pt on \d+:", base.stdout)
+    assert sorted(path.name for each in {path.parent for path in lone} for path in each.iterdir()) == [
+        "first.pt", "second.pt",
+    ]  # fmt: skip
+
+
+def test_a_kept_row_without_predictions_is_named(runs: list[Path], data_folder: Path) -> None:
+    (row,) = evaluate([checkpoint(runs[0])], [data_folder], replace(SAVED, save=False))
+    with pytest.raises(UserError, match=r"of a no predictions are kept on .* evaluate with --again"):
+        load_answers(row, "a")
+
+
+def trained_at(run: Path, size: int) -> Path:
+    """The run, taken for one that was trained at `size`."""
+    path = checkpoint(run)
+    content = torch.load(path, weights_only=True)
+    model = open_clip.create_model("zeroshot-test-vit", force_image_size=size)
+    open_clip.model.resize_pos_embed(content["state_dict"], model)
+    torch.save(content, path)
+    params = run / "params.txt"
+    params.write_text(params.read_text().replace("force_image_size: None", f"force_image_size: {size}"))
+    return path
+
+
+def test_checkpoints_are_compared_as_trained_and_at_one_size(
+    cli: Any, runs: list[Path], data_folder: Path
+) -> None:
+    small, large = checkpoint(runs[0]), trained_at(runs[1], 64)
+    as_trained = cli(small, large, "--data", data_folder, "--paired")
+    assert re.findall(r"color x shape( at \d+ px)?: a/epoch", as_trained.stdout) == [""]
+    sizes = cli(small, large, "--data", data_folder, "--paired", "--image-size", "32,64,48")
+    assert re.findall(r"color x shape( at \d+ px)?: a/epoch", sizes.stdout) == [
+        "", " at 32 px", " at 48 px", " at 64 px",
+    ]  # fmt: skip
+    assert "(4 comparisons" in sizes.stdout
+    rows = evaluate([small, large], [data_folder], replace(SAVED, image_sizes=[64]))
+    first, second = by_hand(rows)
+    found = re.search(r" at 64 px: a/epoch_1.pt is right on (\d+) .* on (\d+):", sizes.stdout)
+    assert found is not None
+    assert (int(found[1]), int(found[2])) == (first, second)
+    base = cli(small, large, "--data", data_folder, "--against", small, "--image-size", "64")
+    assert re.search(
+        rf" at 64 px: b/epoch_1.pt is right on {second} .* a/epoch_1.pt on {first}:", base.stdout
+    )
+
+
+def test_one_checkpoint_at_two_sizes_is_no_comparison(runs: list[Path], data_folder: Path) -> None:
+    rows = evaluate([checkpoint(runs[0])], [data_folder], replace(SAVED, image_sizes=[32, 64]))
+    assert comparable(rows) == []
+
+
+def test_probes_of_other_training_sets_are_never_compared(runs: list[Path], data_folder: Path) -> None:
+    rows = evaluate(list(map(checkpoint, runs)), [data_folder], SAVED)
+    first, second = ({**row, "train_data": f"/sets/{name}"} for row, name in zip(rows, "ab", strict=True))
+    assert comparable([first, second]) == []
+    assert len(comparable([first, {**second, "train_data": "/sets/a"}])) == 1
 
 
 def test_unlike_images_are_never_compared(runs: list[Path], data_folder: Path, tmp_path: Path) -> None:
@@ -154,7 +212,7 @@ def test_unlike_images_are_never_compared(runs: list[Path], data_folder: Path, t
     (second,) = evaluate([checkpoint(runs[1])], [folder], SAVED)
     names = {row["checkpoint"]: row["checkpoint"] for row in (first, second)}
     with pytest.raises(UserError, match="were not evaluated on the same images"):
-        compare_rows([first, second], names)
+        compare_rows([first, second], names, AnswerBook())
 
 
 @pytest.mark.parametrize("fault", ["cut", "gone", "foreign"])
@@ -169,56 +227,3 @@ def test_predictions_that_cannot_be_used_are_named(runs: list[Path], data_folder
         row = {**row, "asked": "other"}
     with pytest.raises(UserError, match=rf"{path.name}.*evaluate with --again"):
         load_answers(row, "a")
-
-
-def count(run: Path, samples: int) -> None:
-    seen = {"epochs": 2, "steps": 2, "samples": samples}
-    segment = {"start_epoch": 0, "end": "x", "status": "finished", "planned": seen, "seen": seen}
-    model = (run / "params.txt").read_text().split("model: ")[1].split()[0]
-    (run / "run.json").write_text(json.dumps({"model": model, "segments": [segment]}))
-
-
-def drawn(figure: Figure) -> list[tuple[str, list[list[float]]]]:
-    return [
-        (axes.get_xlabel(), [list(map(float, line.get_xdata())) for line in axes.lines])
-        for axes in figure.axes
-    ]
-
-
-def test_curves_stand_against_samples_where_all_runs_count_them(
-    cli: Any, runs: list[Path], data_folder: Path, tmp_path: Path
-) -> None:
-    count(runs[0], 2000)
-    rows = evaluate(runs, [data_folder], EvaluationOptions(workers=0))
-    names = {str(run): run.name for run in runs}
-    by_epoch = drawn(learning_curves(rows, names))
-    assert by_epoch == [("epochs", [[1, 2], [1, 2]])] * 3
-    count(runs[1], 400)
-    figure = learning_curves(rows, names)
-    assert drawn(figure) == [("image-text pairs seen", [[1000, 2000], [200, 400]])] * 3
-    assert [axes.get_title() for axes in figure.axes] == [
-        "figures, color x shape", "figures, color", "figures, shape",
-    ]  # fmt: skip
-    heights = [list(map(float, line.get_ydata())) for line in figure.axes[0].lines]
-    top1 = [100 * row["top1"] for row in rows if row["label_set"] == "color x shape"]
-    assert heights == [top1[:2], top1[2:]]
-    bands = figure.axes[0].collections
-    low, high = bands[0].get_paths()[0].get_extents().intervaly
-    own = [row["top1_interval"] for row in rows if row["label_set"] == "color x shape"][:2]
-    assert (low, high) == pytest.approx((100 * min(a for a, _ in own), 100 * max(b for _, b in own)))
-    picture = tmp_path / "curves.png"
-    assert cli(*runs, "--data", data_folder, "--picture", picture).exit_code == 0
-    assert picture.read_bytes()[:4] == b"\x89PNG"
-
-
-def test_a_picture_that_cannot_be_is_refused_at_once(
-    cli: Any, runs: list[Path], data_folder: Path, tmp_path: Path
-) -> None:
-    wrong = cli(*runs, "--data", data_folder, "--picture", tmp_path / "curves.jpg")
-    assert wrong.exit_code == 2
-    assert "must end in one of .png, .svg, .pdf" in wrong.stderr
-    nowhere = cli(*runs, "--data", data_folder, "--picture", tmp_path / "no" / "curves.png")
-    assert "cannot be written" in nowhere.stderr
-    assert not (runs[0] / "checkpoints" / "zeroshot.jsonl").exists()
-    with pytest.raises(UserError, match="there is no curve to draw"):
-        learning_curves([], {})

@@ -96,6 +96,45 @@ def test_two_processes_find_what_one_finds(launch: Any, tmp_path: Path, make: An
     assert found[0] == found[1]
 
 
+def benchmark_sets(root: Path, make: Any) -> Path:
+    """Sets of clip_benchmark: tars, fewer than processes, tars with captions, and numbered images."""
+    make.set(root / "figures", make.samples(45), shards=3)
+    make.set(root / "single", make.samples(30), shards=1)
+    content = {
+        key: {"png": members["png"], "txt": f"{key} is the first\nthe second of {key}".encode()}
+        for key, members in make.samples(21).items()
+    }
+    (make.set(root / "said", content) / "dataset_type.txt").write_text("retrieval")
+    rng = np.random.default_rng(0)
+    for number in range(23):
+        path = root / "fer2013" / "test" / str(number % 7) / f"{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (36, 40, 3)).astype(np.uint8)).save(path)
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_two_processes_share_the_sets_of_clip_benchmark(
+    launch: Any, tmp_path: Path, make: Any, workers: int
+) -> None:
+    root = benchmark_sets(tmp_path / "sets", make)
+    names = ("wds/figures", "wds/single", "wds/said", "fer2013", "cifar10")
+    found = []
+    for count in (1, 2):
+        run = tmp_path / f"with-{count}"
+        make.checkpoint(run, 1, seed=3)
+        asked = [part for name in names for part in ("--benchmark", name)]
+        where = ("--benchmark-root", root / "{dataset_cleaned}")
+        result = launch(count, "eval", run, *asked, *where, "--batch-size", 4, "--workers", workers, "--json")
+        assert result.returncode != 0
+        assert result.stderr.count("cifar10: the data is not all in") == 1
+        rows, _ = comparable(run)
+        found.append([{**row, "data": Path(row["data"]).name} for row in rows])
+    assert [row.get("n", row.get("images")) for row in found[0]] == [45, 30, 21, 23]
+    assert found[0] == found[1]
+
+
 @pytest.mark.slow
 def test_a_faulty_image_ends_all_processes_with_one_sentence(launch: Any, tmp_path: Path, make: Any) -> None:
     folders = pictures(tmp_path / "pictures", 20)

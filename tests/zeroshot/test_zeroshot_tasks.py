@@ -16,6 +16,7 @@ from openclip_linattn.zeroshot.encoders.models import LoadedModel
 from openclip_linattn.zeroshot.evaluate import EvaluationError, EvaluationOptions, evaluate
 from openclip_linattn.zeroshot.probe.scoring import score_probe
 from openclip_linattn.zeroshot.results.intervals import wilson
+from openclip_linattn.zeroshot.results.rows import row_key
 from openclip_linattn.zeroshot.retrieval.opening import open_retrieval_set
 from openclip_linattn.zeroshot.retrieval.scoring import score_retrieval
 from openclip_linattn.zeroshot.sets.dataset import open_evaluation_set
@@ -138,6 +139,31 @@ def test_a_probe_is_trained_on_one_set_and_tested_on_the_other(
     assert evaluate([path], [test], wanted) == [row]
     assert len(builds) == 2
     assert evaluate([path], [test], options(probe=train))[0]["label_set"] == "probe"
+
+
+def test_probes_of_two_training_sets_have_rows_of_their_own(
+    run: Path, tmp_path: Path, make: Any, builds: list[str]
+) -> None:
+    first, test = probe_sets(tmp_path, make)
+    second = make.set(tmp_path / "fewer", dict(list(make.samples(40).items())))
+    path = run / "checkpoints" / "epoch_2.pt"
+
+    def probed(train: Path) -> list[dict[str, Any]]:
+        return evaluate([path], [test], options(save=True, probe=train, label_sets=["color"]))
+
+    rows = [probed(first), probed(second)]
+    assert [row["train_data"] for (row,) in rows] == [str(first / "test"), str(second / "test")]
+    assert rows[0][0]["predictions"] != rows[1][0]["predictions"]
+    assert [probed(first), probed(second)] == rows
+    assert len(builds) == 2
+    assert len((path.parent / "zeroshot.jsonl").read_text().splitlines()) == 2
+
+
+def test_rows_that_have_no_training_set_keep_the_names_of_their_predictions() -> None:
+    row = {"checkpoint": "/logs/a/checkpoints/epoch_1.pt", "data": "/sets/x", "label_set": "color"}
+    assert row_key(row) == ("epoch_1.pt", "/sets/x", "color", None)
+    resized = {**row, "image_size": 64, "trained_image_size": 32}
+    assert row_key(resized) == ("epoch_1.pt", "/sets/x", "color", 64)
 
 
 @UNCLOSED

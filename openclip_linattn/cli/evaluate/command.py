@@ -89,7 +89,8 @@ def evaluate_command(  # noqa: PLR0913  (the parameters are the command's option
         Path | None, typer.Option(help="Compare the checkpoints image by image with this one only.")
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="Draw top-1 against the samples seen to this PNG, SVG or PDF.")
+        Path | None,
+        typer.Option(help="Draw top-1 against samples seen and image sizes to this PNG, SVG or PDF."),
     ] = None,
     no_save: Annotated[
         bool, typer.Option("--no-save", help="Write no rows and predictions beside the checkpoints.")
@@ -104,6 +105,7 @@ def evaluate_command(  # noqa: PLR0913  (the parameters are the command's option
     """
     from openclip_linattn.zeroshot.evaluate import EvaluationOptions, evaluate  # late: --help stays quick
     from openclip_linattn.zeroshot.processes import first_process
+    from openclip_linattn.zeroshot.results.answers import AnswerBook
 
     notices = Console(stderr=True, quiet=not first_process())
     failure: UserError | None
@@ -129,15 +131,18 @@ def evaluate_command(  # noqa: PLR0913  (the parameters are the command's option
         )
         wanted = paired or against is not None
         if wanted:
-            check_pairs(checkpoints, model, against=against, save=not no_save)
+            check_pairs(checkpoints, model, against=against)
         check_picture(picture)
+        answers = AnswerBook()
         rows, failure = _rows(
-            lambda: evaluate(checkpoints, data or (), options, output=output, console=notices)
+            lambda: evaluate(
+                checkpoints, data or (), options, output=output, console=notices, answers=answers
+            )
         )
         if first_process() and rows:
             show_rows(rows, as_json=as_json, per_class=per_class)
             # JSON stands alone on the standard output.
-            show_pairs(rows, notices if as_json else Console(), wanted=wanted, against=against)
+            show_pairs(rows, answers, notices if as_json else Console(), wanted=wanted, against=against)
             if picture is not None:
                 draw_curves(rows, picture)
     except UserError as error:

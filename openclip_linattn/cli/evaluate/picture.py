@@ -20,8 +20,9 @@ def check_picture(path: Path | None) -> None:
 
 
 def draw_curves(rows: Sequence[Row], path: Path) -> None:
-    """Draw the learning curves of the rows' runs; raises UserError where there are none."""
-    from openclip_linattn.zeroshot.results.learning_curves import learning_curves, run_folder
+    """Draw the rows' accuracies against samples seen and image size; raises UserError where there is no curve."""
+    from openclip_linattn.zeroshot.results.accuracy_picture import accuracy_picture
+    from openclip_linattn.zeroshot.results.looks import run_folder
     from openclip_scaling.plot import save_figure
 
-    save_figure(learning_curves(rows, short_names(str(run_folder(row)) for row in rows)), path)
+    save_figure(accuracy_picture(rows, short_names(str(run_folder(row)) for row in rows)), path)

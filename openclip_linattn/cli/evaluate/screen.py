@@ -3,13 +3,18 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
-from openclip_linattn.cli.evaluate.tables import class_tables, percent, resolution_table, task_tables
+from openclip_linattn.cli.evaluate.resolution_tables import resolution_tables
+from openclip_linattn.cli.evaluate.tables import class_tables, percent, task_tables
 from openclip_linattn.cli.evaluate.titles import Row, Titles, titles_of
 from openclip_linattn.errors import UserError
+
+if TYPE_CHECKING:
+    from openclip_linattn.zeroshot.results.answers import AnswerBook  # slow to import
 
 
 def show_rows(rows: list[Row], *, as_json: bool, per_class: bool) -> None:
@@ -23,8 +28,8 @@ def show_rows(rows: list[Row], *, as_json: bool, per_class: bool) -> None:
         console = Console(width=max(console.width, 160))
     for table in task_tables(rows, titles):
         console.print(table)
-    if (by_size := resolution_table(rows, titles)) is not None:
-        console.print(by_size)
+    for table in resolution_tables(rows, titles):
+        console.print(table)
     for sentence in _benchmark_means(rows, titles):
         console.print(sentence, markup=False, highlight=False)
     for table in class_tables(rows, titles) if per_class else ():
@@ -49,36 +54,32 @@ def _benchmark_means(rows: Sequence[Row], titles: Titles) -> list[str]:
     ]
 
 
-def check_pairs(checkpoints: Sequence[Path], model: str | None, *, against: Path | None, save: bool) -> None:
+def check_pairs(checkpoints: Sequence[Path], model: str | None, *, against: Path | None) -> None:
     """Raise UserError where checkpoints could not be compared afterwards, before the evaluation spends its hours."""
     from openclip_linattn.zeroshot.checkpoints import find_checkpoints
     from openclip_linattn.zeroshot.results.pairs import check_comparison
 
-    if not save:
-        raise UserError(
-            "comparing needs the kept predictions; leave out --no-save, or --paired and --against"
-        )
     check_comparison(find_checkpoints(checkpoints, model), against)
 
 
-def show_pairs(rows: Sequence[Row], console: Console, *, wanted: bool, against: Path | None) -> None:
+def show_pairs(
+    rows: Sequence[Row], answers: "AnswerBook", console: Console, *, wanted: bool, against: Path | None
+) -> None:
     """Print McNemar's sentence for the checkpoints that answered for the same images.
 
-    Without being `wanted`, it is said only where there are two checkpoints, with predictions. Raises UserError
+    Without being `wanted`, it is said only where there are two checkpoints, with known answers. Raises UserError
     where it is wanted and cannot be said.
     """
     from openclip_linattn.zeroshot.results.pairs import comparable, compare_rows
 
     if not wanted:
         two = len({row["checkpoint"] for row in rows}) == 2
-        rows = [
-            row for group in comparable(rows) if all("predictions" in row for row in group) for row in group
-        ]
-        if not (two and rows):
+        rows = [row for row in rows if answers.knows(row)]
+        if not (two and comparable(rows)):
             return
     titles = titles_of(rows)
     try:
-        pairs = compare_rows(rows, titles.checkpoints, against=against)
+        pairs = compare_rows(rows, titles.checkpoints, answers, against=against)
     except UserError as error:
         if wanted:
             raise

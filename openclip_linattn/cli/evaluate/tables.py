@@ -42,7 +42,8 @@ def _count(key: str) -> Cell:
     return lambda row: str(row.get(key, "-"))
 
 
-def _labels(row: Row) -> str:
+def labels(row: Row) -> str:
+    """Return the label set of a row, with its number of classes."""
     return f"{row['label_set']} ({row['classes']})" if "classes" in row else str(row["label_set"])
 
 
@@ -54,7 +55,7 @@ _ACCURACY = {
     "class mean": _rate("mean_per_class"),
 }
 _LAYOUTS = {
-    "classification": _Layout("Zero-shot accuracy", {"labels": _labels}, _ACCURACY),
+    "classification": _Layout("Zero-shot accuracy", {"labels": labels}, _ACCURACY),
     "retrieval": _Layout(
         "Retrieval, recall",
         {},
@@ -66,11 +67,11 @@ _LAYOUTS = {
         },
     ),
     "linear_probe": _Layout(
-        "Linear probe, accuracy", {"labels": _labels}, {"trained on": _count("n_train"), **_ACCURACY}
+        "Linear probe, accuracy", {"labels": labels}, {"trained on": _count("n_train"), **_ACCURACY}
     ),
     "multilabel": _Layout(
         "Several classes per image",
-        {"labels": _labels},
+        {"labels": labels},
         {"images": _count("n"), "mean average precision": _rate("mean_average_precision")},
     ),
     "image_caption_selection": _Layout(
@@ -110,26 +111,6 @@ def _table(layout: _Layout, rows: Sequence[Row], titles: Titles) -> Table:
         table.add_column(heading, justify="right", no_wrap=len(heading) < 12)
     for row in rows:
         table.add_row(*(escape(cell(row)) for cell in (*words.values(), *layout.numbers.values())))
-    return table
-
-
-def resolution_table(rows: Sequence[Row], titles: Titles) -> Table | None:
-    """Return top-1 against image size, a column per size; None where every row is of the size of training."""
-    answered = [row for row in rows if "top1" in row]
-    if not any("trained_image_size" in row for row in answered):
-        return None
-    sizes = sorted({str(row["image_size"]) for row in answered}, key=lambda size: (len(size), size))
-    table = Table(title="Top-1 against image size in pixels, %", box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("checkpoint", "data", "labels"):
-        table.add_column(heading, overflow="fold")
-    for size in sizes:
-        table.add_column(size, justify="right", no_wrap=True)
-    lines: dict[tuple[str, str, str], dict[str, str]] = {}
-    for row in answered:
-        line = lines.setdefault((*titles.of(row), _labels(row)), {})
-        line[str(row["image_size"])] = percent(row["top1"])
-    for words, cells in lines.items():
-        table.add_row(*map(escape, words), *(cells.get(size, "-") for size in sizes))
     return table
 
 

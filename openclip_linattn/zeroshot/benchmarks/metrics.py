@@ -1,7 +1,8 @@
 """Scores a model on a set of clip_benchmark: its definitions, computed with bounded memory and in our precisions."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from clip_benchmark.metrics.zeroshot_classification import average_precision_per_class
@@ -12,6 +13,7 @@ from openclip_linattn.zeroshot.benchmarks.sets import BenchmarkSet
 from openclip_linattn.zeroshot.encoders.embeddings import Classifiers
 from openclip_linattn.zeroshot.encoders.features import check_finite, image_features
 from openclip_linattn.zeroshot.encoders.text_features import encode_texts
+from openclip_linattn.zeroshot.processes import ALONE, Processes
 from openclip_linattn.zeroshot.results.accuracy import accuracy
 from openclip_linattn.zeroshot.results.intervals import wilson
 from openclip_linattn.zeroshot.results.predictions import best_classes, gather
@@ -20,41 +22,73 @@ from openclip_linattn.zeroshot.sets.labels import LabelSet
 from openclip_linattn.zeroshot.watching import Advance
 
 
-def score_benchmark(
-    classifiers: Classifiers, data: BenchmarkSet, *, batch_size: int, advance: Advance
+@dataclass(frozen=True)
+class Encoded:
+    """A batch of a set: how many items it had, and what the set's task keeps of it."""
+
+    items: int
+    kept: Any
+
+
+def encode_benchmark(
+    classifiers: Classifiers, data: BenchmarkSet, *, processes: Processes = ALONE, advance: Advance
+) -> list[Encoded]:
+    """Return what the set's task keeps of every batch of this process.
+
+    `advance` hears the items of every batch, times the processes. Raises CheckpointError for features that are not
+    finite.
+    """
+    encode = _TASKS[data.task].encode
+    found = []
+    for images, targets in data.batches:
+        # An item may hold several images.
+        features = image_features(classifiers.loaded, images.flatten(0, -4))
+        check_finite(features, f"image features on {data.name}")
+        found.append(Encoded(len(images), encode(classifiers, data, features, targets)))
+        advance(len(images) * processes.count)
+    return found
+
+
+def benchmark_result(
+    classifiers: Classifiers, data: BenchmarkSet, found: Sequence[Encoded], *, batch_size: int
 ) -> dict[str, Any]:
-    """Return the result of the set's task; `advance` hears the size of every batch of images.
+    """Return the result of the set's task from all its batches.
 
     Classification has the keys of `accuracy`, or mean_average_precision where images have several classes;
     retrieval those of `retrieval_result`; image_caption_selection image_accuracy, text_accuracy and accuracy
-    (both right), each with NAME_interval. Raises UserError for a set that cannot be scored, and CheckpointError for
-    features that are not finite.
+    (both right), each with NAME_interval. Raises UserError for a set that cannot be scored and where other than the
+    counted number of items arrived, or none, and CheckpointError for features that are not finite.
     """
-    if data.task == "zeroshot_classification":
-        return _classify(classifiers, data, advance)
-    if data.task == "zeroshot_retrieval":
-        return _retrieve(classifiers, data, batch_size, advance)
-    return _select(classifiers, data, advance)
+    seen = sum(batch.items for batch in found)
+    if not seen or (data.n is not None and seen != data.n):
+        raise UserError(
+            f"{seen} of the {data.n or 0} items of {data.name} arrived; did its data change meanwhile?"
+        )
+    return _TASKS[data.task].result(classifiers, data, [batch.kept for batch in found], batch_size)
 
 
-def _classify(classifiers: Classifiers, data: BenchmarkSet, advance: Advance) -> dict[str, Any]:
+def _similarities(
+    classifiers: Classifiers, data: BenchmarkSet, features: Tensor, targets: Any
+) -> tuple[Tensor, Tensor]:
+    """Keep the labels, and the best classes; where an image has several, its scores."""
+    classifier = classifiers.get(_label_set(data))
+    labels = torch.as_tensor(targets)
+    several = labels.ndim == 2
+    return labels, (features @ classifier).cpu() if several else best_classes(features, classifier)
+
+
+def _classify(
+    _classifiers: Classifiers, data: BenchmarkSet, kept: Sequence[tuple[Tensor, Tensor]], _batch_size: int
+) -> dict[str, Any]:
     label_set = _label_set(data)
-    classifier = classifiers.get(label_set)
-    best, scores, labels = [], [], []
-    for features, targets in _features(classifiers, data, advance):
-        labels.append(torch.as_tensor(targets))
-        if labels[0].ndim == 2:
-            scores.append((features @ classifier).cpu())
-        else:
-            best.append(best_classes(features, classifier))
-    truth = torch.cat(labels)
+    truth, answers = (torch.cat(parts) for parts in zip(*kept, strict=True))
     _check_labels(truth, label_set)
-    if scores:
-        precisions = average_precision_per_class(torch.cat(scores), truth)
+    if truth.ndim == 2:
+        precisions = average_precision_per_class(answers, truth)
         size = {"n": len(truth), "classes": len(label_set.classes)}
         return {"task": "multilabel", **size, "mean_average_precision": float(precisions.mean())}
     keys = [f"{number:09d}" for number in range(len(truth))]
-    return {"task": "classification", **accuracy(gather(keys, truth, torch.cat(best)), label_set)}
+    return {"task": "classification", **accuracy(gather(keys, truth, answers), label_set)}
 
 
 def _label_set(data: BenchmarkSet) -> LabelSet:
@@ -69,58 +103,64 @@ def _check_labels(truth: Tensor, label_set: LabelSet) -> None:
         raise UserError(f"the labels of {label_set.name} are {what}, and it has {count} class names")
 
 
+def _captioned(
+    _classifiers: Classifiers, _data: BenchmarkSet, features: Tensor, texts: Any
+) -> tuple[Tensor, list[list[str]]]:
+    return features.cpu(), [list(each) for each in texts]
+
+
 def _retrieve(
-    classifiers: Classifiers, data: BenchmarkSet, batch_size: int, advance: Advance
+    classifiers: Classifiers,
+    data: BenchmarkSet,
+    kept: Sequence[tuple[Tensor, list[list[str]]]],
+    batch_size: int,
 ) -> dict[str, Any]:
-    parts, captions = [], []
-    for features, texts in _features(classifiers, data, advance):
-        parts.append(features.cpu())
-        captions += [list(each) for each in texts]
+    captions = [each for _, texts in kept for each in texts]
     bare = sum(not each for each in captions)
     if bare:
         raise UserError(f"{bare} of the {len(captions)} images of {data.name} have no caption")
     loaded = classifiers.loaded
     texts = caption_features(loaded, captions, name=data.name, batch_size=batch_size)
-    return retrieval_result(torch.cat(parts), texts, [len(each) for each in captions], device=loaded.device)
+    images = torch.cat([features for features, _ in kept])
+    return retrieval_result(images, texts, [len(each) for each in captions], device=loaded.device)
 
 
-def _select(classifiers: Classifiers, data: BenchmarkSet, advance: Advance) -> dict[str, Any]:
-    """Sets of a few images and a few captions each, the first image belonging to the first caption and so on."""
-    n = right_image = right_text = right_both = 0
-    for features, texts in _features(classifiers, data, advance):
-        per_item = features.reshape(len(texts), -1, features.shape[-1]).cpu()
-        said = [text for each in texts for text in each]
-        encoded = encode_texts(classifiers.loaded, said, batch_size=len(said))
-        check_finite(encoded, f"text features on {data.name}")
-        scores = per_item @ encoded.reshape(len(texts), -1, encoded.shape[-1]).transpose(1, 2)
-        pairs = torch.arange(min(scores.shape[1:]))
-        text = (scores.argmax(dim=2)[:, : len(pairs)] == pairs).all(dim=1)
-        image = (scores.argmax(dim=1)[:, : len(pairs)] == pairs).all(dim=1)
-        n += len(texts)
-        right_image += int(image.sum())
-        right_text += int(text.sum())
-        right_both += int((image & text).sum())
+def _selected(classifiers: Classifiers, data: BenchmarkSet, features: Tensor, texts: Any) -> list[int]:
+    """Count the right images, the right captions, and the items where both are right.
+
+    An item has a few images and a few captions, the first image belonging to the first caption and so on.
+    """
+    per_item = features.reshape(len(texts), -1, features.shape[-1]).cpu()
+    said = [text for each in texts for text in each]
+    encoded = encode_texts(classifiers.loaded, said, batch_size=len(said))
+    check_finite(encoded, f"text features on {data.name}")
+    scores = per_item @ encoded.reshape(len(texts), -1, encoded.shape[-1]).transpose(1, 2)
+    pairs = torch.arange(min(scores.shape[1:]))
+    text = (scores.argmax(dim=2)[:, : len(pairs)] == pairs).all(dim=1)
+    image = (scores.argmax(dim=1)[:, : len(pairs)] == pairs).all(dim=1)
+    return [int(image.sum()), int(text.sum()), int((image & text).sum()), len(texts)]
+
+
+def _select(
+    _classifiers: Classifiers, _data: BenchmarkSet, kept: Sequence[list[int]], _batch_size: int
+) -> dict[str, Any]:
+    *counts, n = (sum(column) for column in zip(*kept, strict=True))
     result: dict[str, Any] = {"task": "image_caption_selection", "n": n}
-    counts = {"image_accuracy": right_image, "text_accuracy": right_text, "accuracy": right_both}
-    for name, right in counts.items():
+    for name, right in zip(("image_accuracy", "text_accuracy", "accuracy"), counts, strict=True):
         result[name] = right / n
         result[f"{name}_interval"] = list(wilson(right, n))
     return result
 
 
-def _features(classifiers: Classifiers, data: BenchmarkSet, advance: Advance) -> Iterator[tuple[Tensor, Any]]:
-    """Yield the features of each batch of images, whose items may hold several, and what goes with the items.
+class _Task(NamedTuple):
+    """What is kept of the features of a batch and of what goes with its items, and the result of all batches."""
 
-    Raises UserError when other than the counted number of items arrives, or none.
-    """
-    seen = 0
-    for images, targets in data.batches:
-        features = image_features(classifiers.loaded, images.flatten(0, -4))
-        check_finite(features, f"image features on {data.name}")
-        seen += len(images)
-        advance(len(images))
-        yield features, targets
-    if not seen or (data.n is not None and seen != data.n):
-        raise UserError(
-            f"{seen} of the {data.n or 0} items of {data.name} arrived; did its data change meanwhile?"
-        )
+    encode: Callable[[Classifiers, BenchmarkSet, Tensor, Any], Any]
+    result: Callable[[Classifiers, BenchmarkSet, Sequence[Any], int], dict[str, Any]]
+
+
+_TASKS = {
+    "zeroshot_classification": _Task(_similarities, _classify),
+    "zeroshot_retrieval": _Task(_captioned, _retrieve),
+    "image_caption_selection": _Task(_selected, _select),
+}

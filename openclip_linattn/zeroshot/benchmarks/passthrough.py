@@ -1,16 +1,19 @@
 """Runs a set of clip_benchmark by name with a loaded model."""
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.zeroshot.benchmarks.metrics import score_benchmark
-from openclip_linattn.zeroshot.benchmarks.sets import Benchmarks, open_benchmark_set
+from openclip_linattn.zeroshot.benchmarks.metrics import Encoded, benchmark_result, encode_benchmark
+from openclip_linattn.zeroshot.benchmarks.sets import Benchmarks, BenchmarkSet, open_benchmark_set
 from openclip_linattn.zeroshot.checkpoints import CheckpointError
 from openclip_linattn.zeroshot.encoders.embeddings import Classifiers
+from openclip_linattn.zeroshot.processes import ALONE, Processes, in_turn
 from openclip_linattn.zeroshot.watching import Watch, unwatched
+
+T = TypeVar("T")
 
 
 class BenchmarkError(UserError):
@@ -18,18 +21,39 @@ class BenchmarkError(UserError):
 
 
 def run_benchmark(
-    classifiers: Classifiers, name: str, wanted: Benchmarks, *, watch: Watch = unwatched
+    classifiers: Classifiers,
+    name: str,
+    wanted: Benchmarks,
+    *,
+    processes: Processes = ALONE,
+    watch: Watch = unwatched,
 ) -> dict[str, Any]:
-    """Return the result of the task of the set `name` (`score_benchmark`).
+    """Return the result of the task of the set `name` (`benchmark_result`), its items dealt to the processes.
 
     Nothing is written, so that two checkpoints of one file name cannot overwrite each other's results, and
     nothing is downloaded (`open_benchmark_set`). Raises CheckpointError for features that are not finite, as these
     concern every set, and BenchmarkError for whatever else is wrong.
     """
+    opened: list[BenchmarkSet] = []
+
+    def open_once() -> None:
+        if not opened:
+            opened.append(open_benchmark_set(name, wanted, classifiers.loaded.transform, processes))
+
+    def part() -> list[Encoded]:
+        open_once()
+        with watch(name, opened[0].n or 0) as advance:
+            return encode_benchmark(classifiers, opened[0], processes=processes, advance=advance)
+
+    processes.by_first(lambda: _told(name, open_once))  # some builders unpack what they find
+    found = in_turn(processes.collect(lambda: _told(name, part)))
+    return _told(name, lambda: benchmark_result(classifiers, opened[0], found, batch_size=wanted.batch_size))
+
+
+def _told(name: str, work: Callable[[], T]) -> T:
+    """Return what `work` returns; raises what `run_benchmark` raises."""
     try:
-        data = open_benchmark_set(name, wanted, classifiers.loaded.transform)
-        with watch(name, data.n or 0) as advance:
-            return score_benchmark(classifiers, data, batch_size=wanted.batch_size, advance=advance)
+        return work()
     except CheckpointError:
         raise
     except (Exception, SystemExit) as error:  # its builders raise many kinds, or exit

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
@@ -15,10 +14,11 @@ from clip_benchmark.datasets.builder import (
     get_dataset_collate_fn,
     get_dataset_default_task,
 )
-from torch.utils.data import DataLoader
 
 from openclip_linattn.errors import UserError
+from openclip_linattn.zeroshot.benchmarks.dealing import dealt_batches
 from openclip_linattn.zeroshot.benchmarks.offline import NetworkRefused, no_network
+from openclip_linattn.zeroshot.processes import ALONE, Processes
 from openclip_linattn.zeroshot.sets.reading import Transform
 from openclip_linattn.zeroshot.sets.shards import check_shard_count, count_samples, find_shards
 
@@ -63,7 +63,10 @@ class Benchmarks:
 
 @dataclass(frozen=True)
 class BenchmarkSet:
-    """A set that clip_benchmark built: its task, its dataset object and its number of images, if that is known."""
+    """A set that clip_benchmark built: its task, its dataset object and its number of items, if that is known.
+
+    `batches` are those of this process.
+    """
 
     name: str
     task: str
@@ -72,8 +75,10 @@ class BenchmarkSet:
     batches: Iterator[Any]
 
 
-def open_benchmark_set(name: str, wanted: Benchmarks, transform: Transform) -> BenchmarkSet:
-    """Build the set `name` from the data at its root.
+def open_benchmark_set(
+    name: str, wanted: Benchmarks, transform: Transform, processes: Processes = ALONE
+) -> BenchmarkSet:
+    """Build the set `name` from the data at its root, its items dealt to the processes (`dealt_batches`).
 
     Nothing is downloaded, except that a wds/ set is read from its address where the root is one. Raises
     UserError where the data is not there, and whatever else clip_benchmark raises.
@@ -103,7 +108,14 @@ def open_benchmark_set(name: str, wanted: Benchmarks, transform: Transform) -> B
     count = sum(count_samples(shard) for shard in shards) if shards else None
     if not name.startswith(WDS):
         count = len(dataset) if hasattr(dataset, "__len__") else None
-    return BenchmarkSet(name, task, dataset, count, _batches(name, dataset, wanted))
+    batches = dealt_batches(
+        dataset,
+        get_dataset_collate_fn(name),
+        batch_size=wanted.batch_size,
+        workers=wanted.workers,
+        processes=processes,
+    )
+    return BenchmarkSet(name, task, dataset, count, batches)
 
 
 def _task(name: str, root: str) -> str:
@@ -130,17 +142,6 @@ def _local_shards(name: str, root: str, split: str) -> list[Path]:
     _, shards = find_shards(str(folder))
     check_shard_count(shards)
     return shards
-
-
-def _batches(name: str, dataset: Any, wanted: Benchmarks) -> Iterator[Any]:
-    with warnings.catch_warnings():
-        # More workers than cores are a choice: they help where reading waits for the network.
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
-        if name.startswith(WDS):
-            batched = dataset.batched(wanted.batch_size)
-            return iter(DataLoader(batched, batch_size=None, num_workers=wanted.workers))
-        collate = get_dataset_collate_fn(name)
-        return iter(DataLoader(dataset, wanted.batch_size, num_workers=wanted.workers, collate_fn=collate))
 
 
 def _expand(given: str) -> list[str]:

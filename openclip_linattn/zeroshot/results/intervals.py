@@ -75,7 +75,8 @@ def recall_interval(hits: Floats, queries: Floats | None = None, *, seed: int = 
 
     `hits` and `queries` (default: one each) are sums per image. Images are drawn, not queries, because the
     captions of one image are right and wrong together. Where the hits of each image are all or nothing, the
-    images are a plain count, and the interval is Wilson's. Raises UserError for no image.
+    images are a plain count, and the interval is Wilson's. It does not depend on the order of the images. Raises
+    UserError for no image.
     """
     asked = np.ones(len(hits)) if queries is None else queries
     if not len(hits) or len(hits) != len(asked):
@@ -83,6 +84,8 @@ def recall_interval(hits: Floats, queries: Floats | None = None, *, seed: int = 
     right, wrong = hits == asked, hits == 0
     if right.all() or wrong.all() or ((right | wrong).all() and (asked == asked[0]).all()):
         return wilson(int(right.sum()), len(hits))
+    order = np.lexsort((asked, hits))
+    hits, asked = hits[order], asked[order]
     rng = np.random.default_rng(seed)
     recalls = []
     for draws in _draws(len(hits)):

@@ -1,4 +1,4 @@
-"""Compares checkpoints that answered for the same images, from the rows' kept predictions."""
+"""Compares checkpoints that answered for the same images."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from itertools import combinations
 from pathlib import Path
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.zeroshot.checkpoints import CHECKPOINT_FOLDER, PARAMS_FILE, RUN_FILE, Checkpoint
+from openclip_linattn.zeroshot.checkpoints import Checkpoint
+from openclip_linattn.zeroshot.results.answers import AnswerBook
 from openclip_linattn.zeroshot.results.paired import Comparison, compare
-from openclip_linattn.zeroshot.results.prediction_files import load_answers
-from openclip_linattn.zeroshot.results.rows import Row, row_key
+from openclip_linattn.zeroshot.results.rows import Row
 
 _NOTHING = "there is nothing to compare: name two checkpoints or more, and a set for classification"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two checkpoints on one set and label set, and the image size if it is not that of training."""
+    """Two checkpoints on one set and label set; `resized` is the image size where one was not trained at it."""
 
     data: str
     label_set: str
@@ -28,52 +28,67 @@ def check_comparison(checkpoints: Sequence[Checkpoint], against: Path | None) ->
     """Raise UserError where these checkpoints cannot be compared once they are evaluated."""
     if len(checkpoints) < 2:
         raise UserError(_NOTHING)
-    lone = next((each.path for each in checkpoints if each.results_folder is None), None)
-    if lone is not None:
-        raise UserError(
-            f"{lone} cannot be compared: its predictions would not be kept, as it lies in no run folder's "
-            f"{CHECKPOINT_FOLDER}/ with a {RUN_FILE} or {PARAMS_FILE} above; put it there, or leave out --paired "
-            "and --against"
-        )
-    _chosen([str(each.path) for each in checkpoints], against)
+    if against is not None:
+        _check_base({str(each.path) for each in checkpoints}, against)
 
 
-def comparable(rows: Iterable[Row]) -> list[list[Row]]:
-    """Return the groups of two or more rows with a top-1 that answer one question."""
-    groups: dict[tuple[str, str, int | None], list[Row]] = {}
+def comparable(rows: Iterable[Row]) -> list[tuple[Row, Row]]:
+    """Return every two rows of two checkpoints that answer one question with a top-1.
+
+    Checkpoints are compared each at the image size of its training, and wherever they were evaluated at one size.
+    """
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         if "top1" in row:
             groups.setdefault(_question(row), []).append(row)
-    return [group for group in groups.values() if len(group) > 1]
+    pairs = [pair for group in groups.values() for pair in combinations(group, 2) if _alike(*pair)]
+    return sorted(pairs, key=lambda pair: _resized(*pair) or 0)
 
 
-def compare_rows(rows: Sequence[Row], names: Mapping[str, str], *, against: Path | None = None) -> list[Pair]:
+def compare_rows(
+    rows: Sequence[Row], names: Mapping[str, str], answers: AnswerBook, *, against: Path | None = None
+) -> list[Pair]:
     """Compare every two checkpoints of `rows` on each question, or each with the checkpoint `against`.
 
-    `names` are short names by path. Raises UserError where predictions are not kept, where the images differ, and
+    `names` are short names by path. Raises UserError where the answers are not known, where the images differ, and
     where there is nothing to compare.
     """
-    groups = comparable(rows)
-    if not groups:
+    pairs = comparable(rows)
+    if not pairs:
         raise UserError(_NOTHING)
-    pairs = []
-    for group in groups:
-        answers = {str(row["checkpoint"]): load_answers(row, names[str(row["checkpoint"])]) for row in group}
-        data, label_set, resized = _question(group[0])
-        for first, second in _chosen(list(answers), against):
-            pairs.append(Pair(data, label_set, resized, compare(answers[first], answers[second])))
-    return pairs
+    if against is not None:
+        pairs = _with_base(pairs, _check_base({str(row["checkpoint"]) for row in rows}, against))
+    found = []
+    for pair in pairs:
+        first, second = (answers.of(row, names[str(row["checkpoint"])]) for row in pair)
+        row = pair[0]
+        found.append(Pair(str(row["data"]), str(row["label_set"]), _resized(*pair), compare(first, second)))
+    return found
 
 
-def _question(row: Row) -> tuple[str, str, int | None]:
-    _, data, label_set, resized = row_key(row)
-    return data, label_set, resized
+def _question(row: Row) -> tuple[str, ...]:
+    return str(row["data"]), str(row["label_set"]), str(row.get("train_data"))
 
 
-def _chosen(checkpoints: Sequence[str], against: Path | None) -> list[tuple[str, str]]:
-    if against is None:
-        return list(combinations(checkpoints, 2))
+def _alike(first: Row, second: Row) -> bool:
+    if first["checkpoint"] == second["checkpoint"]:
+        return False
+    both_as_trained = "trained_image_size" not in first and "trained_image_size" not in second
+    return both_as_trained or bool(first["image_size"] == second["image_size"])
+
+
+def _resized(first: Row, second: Row) -> int | None:
+    return next((row["image_size"] for row in (first, second) if "trained_image_size" in row), None)
+
+
+def _check_base(checkpoints: set[str], against: Path) -> str:
     base = str(against.parent.resolve() / against.name)
     if base not in checkpoints:
         raise UserError(f"{against} is not among the checkpoints that are evaluated; name its file there too")
-    return [(each, base) for each in checkpoints if each != base]
+    return base
+
+
+def _with_base(pairs: Iterable[tuple[Row, Row]], base: str) -> list[tuple[Row, Row]]:
+    """Return the pairs with the checkpoint `base`, which comes second."""
+    turned = ((second, first) if first["checkpoint"] == base else (first, second) for first, second in pairs)
+    return [pair for pair in turned if pair[1]["checkpoint"] == base]

@@ -41,8 +41,8 @@ def load_answers(row: Row, name: str) -> Answers:
     """Return which images the checkpoint of `row` got right, called `name`; raises UserError where that is not kept."""
     if "predictions" not in row:
         raise UserError(
-            f"of {name} no predictions are kept on {row['data']}: they are written beside checkpoints in a run folder "
-            "without --no-save; rows from before that need --again"
+            f"of {name} no predictions are kept on {row['data']}: its row is from before that; evaluate "
+            "with --again"
         )
     path = Path(str(row["checkpoint"])).parent / str(row["predictions"])
     try:

@@ -1,4 +1,4 @@
-"""Keeps result rows: one JSON line per checkpoint, data set, label set and image size, beside the checkpoints."""
+"""Keeps result rows, a JSON line for what was asked of a checkpoint, beside the checkpoints."""
 
 import contextlib
 import fcntl
@@ -15,7 +15,7 @@ from openclip_linattn.zeroshot.checkpoints import Checkpoint
 
 RESULTS_FILE = "zeroshot.jsonl"
 Row = dict[str, Any]
-RowKey = tuple[str, str, str, int | None]
+RowKey = tuple[str | int | None, ...]
 
 
 def inputs_digest(
@@ -37,13 +37,14 @@ def inputs_digest(
 
 
 def row_key(row: Row) -> RowKey:
-    """Return what names a row within its results file: checkpoint, data, label set, and a foreign image size.
+    """Return what names a row within its results file.
 
-    The checkpoint counts by its file name there (the file lies beside it), so that a run folder can move. The image
-    size counts where it is not that of training.
+    That is checkpoint, data, label set, an image size that is not that of training, and the training set of a probe.
+    The checkpoint counts by its file name there (the file lies beside it), so that a run folder can move.
     """
     size = row["image_size"] if "trained_image_size" in row else None
-    return Path(str(row["checkpoint"])).name, str(row["data"]), str(row["label_set"]), size
+    training = (str(row["train_data"]),) if "train_data" in row else ()
+    return Path(str(row["checkpoint"])).name, str(row["data"]), str(row["label_set"]), size, *training
 
 
 def read_rows(folder: Path) -> dict[RowKey, Row]:

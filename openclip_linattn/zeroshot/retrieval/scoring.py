@@ -1,7 +1,6 @@
 """Zero-shot image-text retrieval: recall@k of a loaded model in both directions."""
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from openclip_linattn.zeroshot.encoders.features import check_finite, image_features
 from openclip_linattn.zeroshot.encoders.models import LoadedModel
 from openclip_linattn.zeroshot.encoders.text_features import encode_texts
-from openclip_linattn.zeroshot.processes import ALONE, Processes
+from openclip_linattn.zeroshot.processes import ALONE, Processes, in_turn
 from openclip_linattn.zeroshot.results.intervals import recall_interval
 from openclip_linattn.zeroshot.retrieval.images import image_batches
 from openclip_linattn.zeroshot.retrieval.opening import RetrievalSet
@@ -47,9 +46,7 @@ def score_retrieval(
             advance(len(batch) * processes.count)
         return encoded
 
-    parts = processes.collect(part)
-    in_order = [batch for turn in zip_longest(*parts) for batch in turn if batch is not None]
-    images = torch.cat(in_order)
+    images = torch.cat(in_turn(processes.collect(part)))
     check_finite(images, f"image features on {data.name}")
     texts = caption_features(loaded, data.captions, name=data.name, batch_size=batch_size, advance=advance)
     return retrieval_result(images, texts, [len(each) for each in data.captions], device=loaded.device)

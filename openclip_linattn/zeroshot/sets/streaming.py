@@ -35,13 +35,11 @@ def batches_of_files(
     workers: int,
     processes: Processes,
 ) -> Iterator[Merged]:
-    """Yield what `merge` makes of each batch of `n` numbered images, in order.
+    """Yield what `merge` makes of each of this process's batches of `n` numbered images, in order.
 
-    Whole batches are dealt to the processes, so that what a batch holds does not depend on their number. Raises
-    DataError where an item is a Failure.
+    Raises DataError where an item is a Failure.
     """
-    starts = range(processes.rank * batch_size, n, processes.count * batch_size)
-    dealt = [range(start, min(start + batch_size, n)) for start in starts]
+    dealt = processes.deal(n, batch_size)
     return _stream(images, merge, workers=min(workers, len(dealt)), batch_sampler=dealt)
 
 

@@ -1,0 +1,89 @@
+"""How runs are drawn, alike in every panel of a picture."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+
+import open_clip
+from matplotlib.axes import Axes
+
+from openclip_linattn.zeroshot.results.rows import Row
+from openclip_scaling.errors import UserError as NotCounted
+from openclip_scaling.flops import clip_cost
+from openclip_scaling.plot import LINES, styles
+from openclip_scaling.table import UNKNOWN
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a run is drawn: colour and marker by attention, line by its place among the runs of one attention."""
+
+    name: str
+    color: str
+    marker: str
+    line: str
+
+    def draw(self, axes: Axes, x: Sequence[float], rows: Sequence[Row]) -> None:
+        """Draw the top-1 of `rows` in percent over `x`, with the band of their 95 % intervals."""
+        axes.plot(
+            x,
+            [100 * row["top1"] for row in rows],
+            self.line,
+            color=self.color,
+            marker=self.marker,
+            markersize=3.5,
+            linewidth=1.2,
+            label=self.name,
+        )
+        # A kept row of an earlier version may have no interval.
+        bands = [
+            (at, *row["top1_interval"]) for at, row in zip(x, rows, strict=True) if "top1_interval" in row
+        ]
+        if bands:
+            at, low, high = zip(*bands, strict=True)
+            axes.fill_between(
+                at, [100 * each for each in low], [100 * each for each in high],
+                color=self.color, alpha=0.15, linewidth=0,
+            )  # fmt: skip
+
+
+def run_looks(rows: Sequence[Row], names: Mapping[str, str]) -> dict[Path, Look]:
+    """Return the look of every run in `rows`; `names` says what a run's folder is called."""
+    models = {run_folder(row): str(row["model"]) for row in rows}
+    attentions = {folder: _attention(model) for folder, model in models.items()}
+    style = styles(sorted(set(attentions.values())))
+    lines = {attention: cycle(LINES) for attention in style}
+    return {
+        folder: Look(f"{names[str(folder)]} ({attention})", *style[attention], next(lines[attention]))
+        for folder, attention in attentions.items()
+    }
+
+
+def run_folder(row: Row) -> Path:
+    """Return the folder of a row's run; that of the checkpoint where it lies in none."""
+    path = Path(str(row["checkpoint"]))
+    return path.parent.parent if row["run"] is not None and path.parent.name == "checkpoints" else path.parent
+
+
+def by_question(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows in groups of one set and label set, and of one training set of a probe."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        key = str(row["data"]), str(row["label_set"]), str(row.get("train_data"))
+        groups.setdefault(key, []).append(row)
+    return list(groups.values())
+
+
+def set_title(axes: Axes, row: Row) -> None:
+    """Write the set and the label set of `row` above a panel."""
+    # A dollar sign would start matplotlib's mathematics.
+    axes.set_title(f"{row['dataset']}, {row['label_set']}".replace("$", r"\$"), fontsize=9)
+    axes.set_ylabel("top-1 (%), 95 % interval")
+
+
+def _attention(model: str) -> str:
+    try:
+        return clip_cost(open_clip.get_model_config(model) or {}).image_attention
+    except (NotCounted, KeyError):  # a ResNet, or another tower that is no ViT of OpenCLIP's
+        return UNKNOWN
