@@ -16,7 +16,12 @@ from types import ModuleType
 # package's own name would be too early, because torch may first be imported in the middle of `import open_clip`.
 LAST_SUBMODULE = "open_clip.zero_shot_metadata"
 # The modules of registration that import open_clip themselves, so that any of them may be what imports it first.
-OUR_USERS = ("openclip_linattn.attention", "openclip_linattn.towers", "openclip_linattn.registration")
+OUR_USERS = (
+    "openclip_linattn.attention",
+    "openclip_linattn.image_tower",
+    "openclip_linattn.towers",
+    "openclip_linattn.registration",
+)
 
 
 def autoload() -> None:

@@ -4,8 +4,9 @@ Importing this package is enough: the models are registered with OpenCLIP now if
 moment it gets imported. The import itself is light (neither torch nor open_clip), so that data tools start at once.
 """
 
+from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import openclip_linattn_autoload
 from openclip_linattn.errors import UserError
@@ -13,8 +14,25 @@ from openclip_linattn.errors import UserError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["UserError", "__version__", "add_model_configs", "register"]
+    from openclip_linattn.conversion.convert import convert_attention
+    from openclip_linattn.image_tower import interpolate_positions
+    from openclip_linattn.low_memory import low_memory_inference
+
+__all__ = [
+    "UserError",
+    "__version__",
+    "add_model_configs",
+    "convert_attention",
+    "interpolate_positions",
+    "low_memory_inference",
+    "register",
+]
 __version__ = version("openclip-linattn")
+_LAZY = {
+    "convert_attention": "openclip_linattn.conversion.convert",
+    "interpolate_positions": "openclip_linattn.image_tower",
+    "low_memory_inference": "openclip_linattn.low_memory",
+}
 
 
 def register() -> None:
@@ -33,6 +51,13 @@ def add_model_configs(path: "str | Path") -> list[str]:
     from openclip_linattn.registration import add_model_configs as add
 
     return add(path)
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs torch when it is asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
 
 
 openclip_linattn_autoload.register_when_imported(strict=True)

@@ -27,7 +27,50 @@ def _keywords(operator: Callable[..., Tensor]) -> dict[str, Any]:
     return {name: p.default for name, p in inspect.signature(operator).parameters.items()}
 
 
-class OperatorAttention(Attention):  # type: ignore[misc]  # open_clip ships no types
+class HeadOperator(nn.Module):
+    """What every attention module around an operator has: the operator of its kind and its learnable factors.
+
+    A module with `num_heads` calls `choose_operator` once, and `operator` with `operator_arguments` on its heads.
+    """
+
+    num_heads: int
+
+    def choose_operator(self, kind: str, *, train_tokens: int, device: torch.device) -> None:
+        """Sets the operator and adds the parameters of its factors; raises UserError for an unknown kind."""
+        if kind not in OPERATORS:
+            raise UserError(f"unknown attention kind {kind!r}; known are {', '.join(sorted(OPERATORS))}")
+        self.kind = kind
+        self.train_tokens = train_tokens
+        self.operator = OPERATORS[kind]
+        keywords = _keywords(self.operator)
+        self.options: dict[str, Any] = {}
+        if keywords.get("length_scale") == "none":
+            # The registered normlinear equals the literal form (c = 1) at the training length and stays bounded
+            # at every other one; normlinearmean brings its own length scale.
+            self.options = {"length_scale": "train", "train_tokens": train_tokens}
+        self.factors = tuple(name for name in FACTORS if name in keywords)
+        for name in self.factors:
+            self.register_parameter(f"{name}_logit", nn.Parameter(self.initial_logits(name).to(device)))
+
+    def initial_logits(self, name: str) -> Tensor:
+        """The (H,) logits that a new module gives to a factor, rho or gamma."""
+        return torch.full((self.num_heads,), FACTORS[name][1], device="cpu")
+
+    def factor(self, name: str) -> Tensor:
+        """The (H,) values of a factor, in fp32 at least: near 1 a lower precision rounds to 1."""
+        logit: Tensor = getattr(self, f"{name}_logit")
+        return FACTORS[name][0] * torch.sigmoid(logit if logit.dtype == torch.float64 else logit.float())
+
+    def operator_arguments(self) -> dict[str, Any]:
+        """The keyword arguments that the operator of this module is called with, beside masks."""
+        return {**self.options, **{name: self.factor(name) for name in self.factors}}
+
+    def extra_repr(self) -> str:
+        """What the printed model shows; `openclip-scaling` reads it from OpenCLIP's out.log."""
+        return f"kind={self.kind}, heads={self.num_heads}, train_tokens={self.train_tokens}"
+
+
+class OperatorAttention(HeadOperator, Attention):  # type: ignore[misc]  # open_clip ships no types
     """Self-attention with packed q, k, v projections and an operator chosen by kind.
 
     Parameters have the names, shapes and meaning of `torch.nn.MultiheadAttention` (in_proj_weight, in_proj_bias,
@@ -44,23 +87,14 @@ class OperatorAttention(Attention):  # type: ignore[misc]  # open_clip ships no 
     Raises UserError for an unknown kind.
     """
 
+    in_proj_weight: Tensor
+    in_proj_bias: Tensor
+    out_proj: nn.Linear
+    head_dim: int
+
     def __init__(self, dim: int, num_heads: int, *, kind: str, train_tokens: int) -> None:
-        if kind not in OPERATORS:
-            raise UserError(f"unknown attention kind {kind!r}; known are {', '.join(sorted(OPERATORS))}")
         super().__init__(dim, num_heads=num_heads, qkv_bias=True)
-        self.kind = kind
-        self.train_tokens = train_tokens
-        self.operator = OPERATORS[kind]
-        keywords = _keywords(self.operator)
-        self.options: dict[str, Any] = {}
-        if keywords.get("length_scale") == "none":
-            # The registered normlinear equals the literal form (c = 1) at the training length and stays bounded
-            # at every other one; normlinearmean brings its own length scale.
-            self.options = {"length_scale": "train", "train_tokens": train_tokens}
-        self.factors = tuple(name for name in FACTORS if name in keywords)
-        for name in self.factors:
-            logits = self.initial_logits(name).to(self.in_proj_weight.device)
-            self.register_parameter(f"{name}_logit", nn.Parameter(logits))
+        self.choose_operator(kind, train_tokens=train_tokens, device=self.in_proj_weight.device)
         self._mask_checked = False
 
     @classmethod
@@ -80,18 +114,13 @@ class OperatorAttention(Attention):  # type: ignore[misc]  # open_clip ships no 
         new.train(module.training)
         return new
 
-    def initial_logits(self, name: str) -> Tensor:
-        """The (H,) logits that a new module gives to a factor, rho or gamma."""
-        return torch.full((self.num_heads,), FACTORS[name][1], device="cpu")
-
-    def factor(self, name: str) -> Tensor:
-        """The (H,) values of a factor, in fp32 at least: near 1 a lower precision rounds to 1."""
-        logit: Tensor = getattr(self, f"{name}_logit")
-        return FACTORS[name][0] * torch.sigmoid(logit if logit.dtype == torch.float64 else logit.float())
-
-    def extra_repr(self) -> str:
-        """What the printed model shows; `openclip-scaling` reads it from OpenCLIP's out.log."""
-        return f"kind={self.kind}, heads={self.num_heads}, train_tokens={self.train_tokens}"
+    def project(self, x: Tensor, parts: str) -> tuple[Tensor, ...]:
+        """The heads (B, H, N, D) of the named parts of the packed projection: "q", "kv" or "qkv"."""
+        first = "qkv".index(parts) * x.shape[-1]
+        rows = slice(first, first + len(parts) * x.shape[-1])
+        packed = F.linear(x, self.in_proj_weight[rows], self.in_proj_bias[rows])
+        heads = packed.view(*x.shape[:2], len(parts), self.num_heads, self.head_dim)
+        return heads.permute(2, 0, 3, 1, 4).unbind(0)
 
     def forward(
         self,
@@ -122,8 +151,7 @@ class OperatorAttention(Attention):  # type: ignore[misc]  # open_clip ships no 
             self._check_causal(attn_mask, N)
         packed = F.linear(x, self.in_proj_weight, self.in_proj_bias)
         q, k, v = unpack(packed.view(B, N, 3, self.num_heads, self.head_dim))
-        factors = {name: self.factor(name) for name in self.factors}
-        o = self.operator(q, k, v, causal=attn_mask is not None, **self.options, **factors)
+        o = self.operator(q, k, v, causal=attn_mask is not None, **self.operator_arguments())
         o = self.out_proj(o.transpose(1, 2).reshape(B, N, C))
         return o if need_weights is None else (o, None)
 

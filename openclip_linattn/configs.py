@@ -27,12 +27,27 @@ TEXT_KEYS = {
         "act_kwargs",
         "eos_id",
         "final_ln_after_pool",
+        "hf_tokenizer_name",
         "ls_init_value",
         "mlp_ratio",
         "norm_kwargs",
         "output_tokens",
     ),
     *("pad_id", "pool_type", "proj_bias", "proj_type", "tokenizer_kwargs", "tokenizer_mode"),
+}
+# A text tower of transformers: OpenCLIP reads its sizes from the model's own config.
+FOREIGN_TEXT = "hf_model_name"
+FOREIGN_TEXT_NEEDS = {FOREIGN_TEXT, "hf_tokenizer_name", "context_length"}
+FOREIGN_TEXT_KEYS = {
+    *FOREIGN_TEXT_NEEDS,
+    *(
+        "hf_model_pretrained",
+        "hf_pooler_type",
+        "hf_proj_type",
+        "output_tokens",
+        "tokenizer_kwargs",
+        "tokenizer_mode",
+    ),
 }
 # OpenCLIP's training looks for these in the model's name and then takes another road.
 FORBIDDEN_IN_NAME = ("coca", "siglip", "genlip", "genlap", "naflexclap", "/")
@@ -91,6 +106,11 @@ def read_config(path: Path) -> ModelConfig:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not readable as JSON ({error})") from error
+    return check_config(path, content)
+
+
+def check_config(path: Path, content: Any) -> ModelConfig:
+    """The model of a config that is, or would be, the content of `path`; raises UserError as `read_configs` does."""
     _check_name(path)
     _check_keys(path, "", content, required=TOP_KEYS, allowed=TOP_KEYS | OPTIONAL_TOP_KEYS)
     vision, text = content["vision_cfg"], content["text_cfg"]
@@ -101,7 +121,14 @@ def read_config(path: Path) -> ModelConfig:
         required={"image_size", "timm_model_name", *VISION_FIXED},
         allowed=VISION_KEYS,
     )
-    _check_keys(path, "text_cfg.", text, required=set(TEXT_SIZES), allowed=TEXT_KEYS)
+    foreign = isinstance(text, dict) and FOREIGN_TEXT in text
+    _check_keys(
+        path,
+        "text_cfg.",
+        text,
+        required=FOREIGN_TEXT_NEEDS if foreign else set(TEXT_SIZES),
+        allowed=FOREIGN_TEXT_KEYS if foreign else TEXT_KEYS,
+    )
     for key, value in VISION_FIXED.items():
         if vision[key] != value:
             raise UserError(
@@ -109,7 +136,7 @@ def read_config(path: Path) -> ModelConfig:
             )
     _check_size(path, "embed_dim", content["embed_dim"])
     tower = _check_tower(path, vision)
-    _check_text(path, text, tower)
+    (_check_foreign_text if foreign else _check_text)(path, text, tower)
     return ModelConfig(path.stem, path, content, tower)
 
 
@@ -161,6 +188,11 @@ def _check_tower(path: Path, vision: dict[str, Any]) -> TowerName:
         )
     if tower.width % tower.heads:
         raise UserError(f"{path}: width {tower.width} does not divide into {tower.heads} heads ({name})")
+    if tower.last is not None and (tower.kind == "softmax" or tower.last >= tower.layers):
+        raise UserError(
+            f"{path}: _last{tower.last} in vision_cfg.timm_model_name must leave softmax in some of the "
+            f"{tower.layers} blocks, and another kind in the last ({name})"
+        )
     sides = vision["image_size"]
     for side in sides if isinstance(sides, list) else [sides]:
         _check_size(path, "vision_cfg.image_size", side)
@@ -171,11 +203,24 @@ def _check_tower(path: Path, vision: dict[str, Any]) -> TowerName:
     return tower
 
 
+def _check_foreign_text(path: Path, text: dict[str, Any], tower: TowerName) -> None:
+    _check_size(path, "text_cfg.context_length", text["context_length"])
+    if tower.text_train_tokens:
+        raise UserError(
+            f"{path}: a text tower of transformers ({text[FOREIGN_TEXT]}) keeps its own attention: leave "
+            f"_text{tower.text_train_tokens} out of vision_cfg.timm_model_name"
+        )
+
+
 def _check_text(path: Path, text: dict[str, Any], tower: TowerName) -> None:
     for key in TEXT_SIZES:
         _check_size(path, f"text_cfg.{key}", text[key])
     if text["width"] % text["heads"]:
         raise UserError(f"{path}: text_cfg.width {text['width']} does not divide into {text['heads']} heads")
+    if tower.text_train_tokens and tower.last and tower.last >= text["layers"]:
+        raise UserError(
+            f"{path}: the text tower has {text['layers']} blocks, and _last{tower.last} needs more"
+        )
     if tower.text_train_tokens and tower.kind in NOT_CAUSAL:
         raise UserError(
             f"{path}: {tower.kind} has no causal form, so it cannot be the text tower's attention"

@@ -11,7 +11,8 @@ from openclip_linattn.data.sources import as_pattern
 from openclip_linattn.errors import UserError
 from openclip_linattn.ladder.drawn import DrawnSets, draw, sample_pictures
 from openclip_linattn.ladder.finish import evaluate_run, fit_and_report, introduce, zeroshot_table
-from openclip_linattn.ladder.local import Machine, raise_failures, train_ladder
+from openclip_linattn.ladder.local import raise_failures, train_ladder
+from openclip_linattn.ladder.machine import Machine
 from openclip_linattn.ladder.runs import Outcome, Recipe, Run
 from openclip_scaling.settings import Settings
 

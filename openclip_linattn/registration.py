@@ -24,6 +24,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from openclip_linattn.configs import ModelConfig, config_folders, read_configs
 from openclip_linattn.errors import UserError
+from openclip_linattn.infvit import entrypoints
 from openclip_linattn.towers import build_image_tower, expect_kind, swap_attention
 from openclip_scaling.flops import TowerName
 
@@ -77,6 +78,8 @@ def register() -> None:
         if _ready:
             return
         _add([config for folder in config_folders() for config in read_configs(folder)])
+        for entrypoint in entrypoints():
+            timm.models.register_model(entrypoint)
         register_module_module_registration_hook(_replace_towers)  # type: ignore[arg-type]  # it may return a module
         _ready = True
 
@@ -115,7 +118,7 @@ def _is_known(config: ModelConfig, coming: dict[str, ModelConfig]) -> bool:
 
 
 def _locations(configs: list[ModelConfig]) -> list[Path]:
-    """Whole folders where all their files are ours to add, so that OpenCLIP scans 1 path instead of 156."""
+    """Whole folders where all their files are ours to add, so that OpenCLIP scans one path instead of one per model."""
     folders = {config.path.parent for config in configs}
     whole = {folder for folder in folders if {path.stem for path in folder.glob("*.json")} <= _models.keys()}
     locations = (config.path.parent if config.path.parent in whole else config.path for config in configs)
@@ -174,6 +177,7 @@ def _replace_towers(module: nn.Module, name: str, submodule: nn.Module | None) -
                     tower.kind,
                     train_tokens=tower.text_train_tokens,
                     part="text",
+                    last=tower.last,
                     loaded=noted,
                 )
             else:

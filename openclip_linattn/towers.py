@@ -1,18 +1,23 @@
 """Swaps the attention of OpenCLIP's own towers, and makes checkpoints say which attention they were trained with."""
 
+import re
 import warnings
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
-from open_clip.transformer import ResidualAttentionBlock, Transformer, VisionTransformer
-from torch import Tensor, nn
+from open_clip.transformer import ResidualAttentionBlock, Transformer
+from torch import nn
 
-from openclip_linattn.attention import OperatorAttention
+from openclip_linattn.attention import HeadOperator, OperatorAttention
 from openclip_linattn.errors import AttentionMismatch
+from openclip_linattn.image_tower import ImageTower
 from openclip_scaling.flops import TowerName
 
 KIND_BUFFER = "attention_kind"
+EXPECTED = "linattn_expected"
 
 
 def build_image_tower(
@@ -22,13 +27,13 @@ def build_image_tower(
     output_dim: int,
     patch_dropout: float = 0.0,
     loaded: dict[str, bool] | None = None,
-) -> VisionTransformer:
+) -> ImageTower:
     """OpenCLIP's VisionTransformer of the tower's sizes with its attention swapped.
 
     Weights, their names and the random numbers drawn are those of the stock tower of the same size. `loaded` is as in
     `swap_attention`.
     """
-    visual = VisionTransformer(
+    visual = ImageTower(
         image_size=image_size,
         patch_size=tower.patch,
         width=tower.width,
@@ -40,7 +45,12 @@ def build_image_tower(
     )
     assert tower.train_tokens is not None
     swap_attention(
-        visual.transformer, tower.kind, train_tokens=tower.train_tokens, part="image", loaded=loaded
+        visual.transformer,
+        tower.kind,
+        train_tokens=tower.train_tokens,
+        part="image",
+        last=tower.last,
+        loaded=loaded,
     )
     return visual
 
@@ -51,42 +61,72 @@ def swap_attention(
     *,
     train_tokens: int,
     part: str,
+    last: int | None = None,
     loaded: dict[str, bool] | None = None,
 ) -> None:
-    """Replaces the attention of every block, in place, and records the kind in the state dict.
-
-    A softmax tower keeps the stock state dict. Every other one gets a buffer `attention_kind` (the kind's ASCII
-    codes), so that loading it into a tower of another kind fails instead of giving wrong features in silence.
+    """Replaces the attention of every block, in place, and records the kind in the state dict (see `record_kinds`).
 
     Args:
         transformer: an OpenCLIP Transformer with default blocks.
         kind: a key of `openclip_linattn.ops.OPERATORS`.
         train_tokens: see `OperatorAttention`.
         part: "image" or "text", for messages.
+        last: only so many of the last blocks get the kind, and those before them softmax; None: all get it.
         loaded: shared by the towers of one model, which note in it whether a checkpoint was stock: so a stock
             checkpoint is warned of once, with the image tower, which OpenCLIP loads first.
     """
-    for block in transformer.resblocks:
+    blocks = list(transformer.resblocks)
+    kinds = ["softmax"] * (len(blocks) - last if last else 0)
+    kinds += [kind] * (len(blocks) - len(kinds))
+    for block, each in zip(blocks, kinds, strict=True):
         if not isinstance(block, ResidualAttentionBlock) or hasattr(block, "ln_1_kv"):
             raise TypeError(
                 f"only OpenCLIP's default attention blocks can be swapped, not {type(block).__name__}"
             )
-        block.attn = OperatorAttention.from_existing(block.attn, kind=kind, train_tokens=train_tokens)
-    if kind != "softmax":
-        transformer.register_buffer(KIND_BUFFER, torch.tensor(list(kind.encode()), dtype=torch.uint8))
-    expect_kind(transformer, kind, part=part, loaded=loaded)
+        block.attn = OperatorAttention.from_existing(block.attn, kind=each, train_tokens=train_tokens)
+    record_kinds(transformer, kinds, part=part, loaded=loaded)
 
 
-def expect_kind(
-    transformer: nn.Module, kind: str, *, part: str, loaded: dict[str, bool] | None = None
+def kinds_label(kinds: Sequence[str]) -> str:
+    """The kind of a tower whose blocks are alike; else the kinds in order with their counts (softmax8+normlinear4)."""
+    runs = [(kind, len(list(group))) for kind, group in groupby(kinds)]
+    return runs[0][0] if len(runs) == 1 else "+".join(f"{kind}{count}" for kind, count in runs)
+
+
+def record_kinds(
+    tower: nn.Module, kinds: Sequence[str], *, part: str, loaded: dict[str, bool] | None = None
 ) -> None:
-    """Makes loading weights of another kind into `transformer` an error, strict or not; see `swap_attention`.
+    """Records the kinds of a tower's blocks in its state dict, in place of what was recorded before.
 
-    The hook raises AttentionMismatch.
+    A softmax tower keeps the stock state dict. Every other one gets a buffer `attention_kind` (the ASCII codes of
+    `kinds_label`), so that loading it into a tower of another kind fails instead of giving wrong features in silence.
     """
-    hook = partial(_check_kind, kind=kind, part=part, loaded={} if loaded is None else loaded)
-    register: Any = transformer.register_load_state_dict_pre_hook  # without types in PyTorch
-    register(hook)
+    label = kinds_label(kinds)
+    if hasattr(tower, KIND_BUFFER):
+        delattr(tower, KIND_BUFFER)
+    if label != "softmax":
+        tower.register_buffer(KIND_BUFFER, torch.tensor(list(label.encode()), dtype=torch.uint8))
+    expect_kind(tower, label, part=part, loaded=loaded)
+
+
+@dataclass
+class _Expected:
+    """What a tower's weights must say: the kind, "image" or "text", and what its model's towers have noted."""
+
+    kind: str
+    part: str
+    loaded: dict[str, bool]
+
+
+def expect_kind(tower: nn.Module, kind: str, *, part: str, loaded: dict[str, bool] | None = None) -> None:
+    """Makes loading weights of another kind into `tower` an error, strict or not; see `swap_attention`.
+
+    The hook raises AttentionMismatch. What was expected before is not any more.
+    """
+    register: Any = tower.register_load_state_dict_pre_hook  # without types in PyTorch
+    if EXPECTED not in tower.__dict__:
+        register(_check_kind)
+    tower.__dict__[EXPECTED] = _Expected(kind, part, {} if loaded is None else loaded)
 
 
 def _check_kind(
@@ -98,14 +138,12 @@ def _check_kind(
     _missing: list[str],
     _unexpected: list[str],
     _errors: list[str],
-    *,
-    kind: str,
-    part: str,
-    loaded: dict[str, bool],
 ) -> None:
     """Runs before a state dict is loaded: same kind passes, stock softmax passes with a warning, others are errors."""
     if not any(key.startswith(prefix) for key in state_dict):
         return  # part of a state dict, without this tower
+    expected: _Expected = transformer.__dict__[EXPECTED]
+    kind, part, loaded = expected.kind, expected.part, expected.loaded
     key = prefix + KIND_BUFFER
     saved = state_dict.get(key)
     loaded[part] = saved is None and kind != "softmax"
@@ -117,11 +155,17 @@ def _check_kind(
         return
     saved_kind = bytes(saved.tolist()).decode(errors="replace")
     if saved_kind != kind:
-        name = f"...-{saved_kind}-text" if part == "text" else f"...-{saved_kind}"
         raise AttentionMismatch(
             f"the checkpoint's {part} tower was trained with {saved_kind} attention and this model's has {kind}: the "
-            f"same weights would give other features. Load it into the model named {name}."
+            "same weights would give other features. Load it into a model of that attention: of ours, one named "
+            f"...-{_name_of(saved_kind)}{'-text' if part == 'text' else ''}."
         )
+
+
+def _name_of(label: str) -> str:
+    """The part of a model's name that stands for a label of `kinds_label`."""
+    mixed = re.fullmatch(r"softmax\d+\+([a-z]+)(\d+)", label)
+    return f"{mixed[1]}-last{mixed[2]}" if mixed else label
 
 
 def _warn_of_stock_weights(kind: str, part: str) -> None:
@@ -137,7 +181,6 @@ def _adopt_stock_weights(transformer: nn.Module, state_dict: dict[str, Any], pre
     """Fills what a stock softmax checkpoint lacks: the kind, and the initial rho and gamma."""
     state_dict[prefix + KIND_BUFFER] = getattr(transformer, KIND_BUFFER)
     for name, module in transformer.named_modules():
-        if isinstance(module, OperatorAttention):
+        if isinstance(module, HeadOperator):
             for factor in module.factors:
-                initial: Tensor = module.initial_logits(factor)
-                state_dict.setdefault(f"{prefix}{name}.{factor}_logit", initial)
+                state_dict.setdefault(f"{prefix}{name}.{factor}_logit", module.initial_logits(factor))

@@ -23,6 +23,7 @@ from open_clip_train.main import main as open_clip_main
 from open_clip_train.params import parse_args
 
 from openclip_linattn.checkpointing import atomic_saving, partial_checkpoints
+from openclip_linattn.conversion.teacher import check_teacher
 from openclip_linattn.data.remote import register_readers
 from openclip_linattn.errors import UserError
 from openclip_linattn.interruption import end_children, ended_by_signals
@@ -142,7 +143,7 @@ def _status(code: int | None) -> int:
 
 
 def check_command(args: argparse.Namespace, *, master: bool = True) -> None:
-    """Raises UserError for a flag that cannot work, weights that are not there, or a run name that is taken.
+    """Raises UserError for a flag that cannot work, weights or a teacher that are not there, or a taken run name.
 
     Only the master process looks at the run's folder: the others may come when it has already begun the run.
     """
@@ -152,6 +153,7 @@ def check_command(args: argparse.Namespace, *, master: bool = True) -> None:
                 raise UserError(f"{args.model} does not work with {reason}")
         if args.pretrained and not Path(args.pretrained).exists():
             raise UserError(_no_weights(args.model, args.pretrained))
+    check_teacher(args)
     if master and args.resume and args.resume != "latest" and "://" not in args.resume:
         check_resumed_file(Path(args.resume))
     log = run_folder(args) / ("out-0" if getattr(args, "log_local", False) else "out.log")

@@ -21,7 +21,8 @@ RULES = {
     "openclip_linattn/files.py": HEAVY,
     "openclip_linattn/epochs.py": OPENCLIP,
     "openclip_linattn/training_data.py": HEAVY,
-    "openclip_linattn/ladder.py": OPENCLIP,
+    "openclip_linattn/cli": OPENCLIP,
+    "openclip_linattn/ladder": OPENCLIP,
     "openclip_linattn/quickstart.py": OPENCLIP,
 }
 

@@ -4,7 +4,18 @@ import sys
 
 import typer
 
-from openclip_linattn.cli import bench, data, doctor, evaluate, models, quickstart, train
+from openclip_linattn.cli import (
+    analyze,
+    bench,
+    convert,
+    data,
+    doctor,
+    evaluate,
+    ladder,
+    models,
+    quickstart,
+    train,
+)
 from openclip_linattn.errors import UserError
 
 app = typer.Typer(
@@ -19,6 +30,9 @@ app.command("train", context_settings=train.CONTEXT, add_help_option=False)(trai
 app.command("eval")(evaluate.evaluate_command)
 app.add_typer(data.app, name="data", help="Make, check and describe webdataset shards.")
 app.add_typer(bench.app, name="bench", help="Measure time, memory and energy of operators and towers.")
+app.add_typer(analyze.app, name="analyze", help="Measure and draw what the attention of a model does.")
+app.command("convert")(convert.convert_command)
+app.command("ladder")(ladder.ladder_command)
 app.command("quickstart")(quickstart.quickstart_command)
 app.command("doctor")(doctor.doctor_command)
 

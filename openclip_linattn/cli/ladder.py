@@ -17,13 +17,18 @@ def ladder_command(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.yaml", help="Plans to start from: scaling/plans/.")],
     out: Annotated[Path, typer.Option(help="Folder for data, runs and report.")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the runs, what they cost and their commands; train none.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print the runs, what they cost and their commands; train none (but the steps of budget.measure).",
+        ),
     ] = False,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs side by side on this machine, instead of the plan's.")
     ] = None,
     only: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="Only runs of such names, as '*-softmax-*'.")
+        str | None,
+        typer.Option(metavar="PATTERN", help="Only runs of such names, as '*-softmax-*'; the report too."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -34,9 +39,12 @@ def ladder_command(
     """
     from openclip_linattn.ladder.climb import climb, estimated
     from openclip_linattn.ladder.plan import read_ladder
+    from openclip_linattn.ladder.remarks import remarks
 
     console = Console(stderr=True)
     ladder = read_ladder(plan, out, only)
+    for sentence in remarks(ladder):
+        console.print(f"note: {sentence}", markup=False, highlight=False, soft_wrap=True)
     estimate = estimated(ladder, console, jobs)
     if dry_run:
         _show(estimate, as_json)

@@ -1,11 +1,15 @@
 """`openclip-linattn models`: the registered models with their parameters and cost."""
 
 import json
-from typing import Annotated, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from openclip_linattn.configs import ModelConfig
 
 
 def models_command(
@@ -24,17 +28,27 @@ def models_command(
 
 
 def model_rows() -> list[dict[str, Any]]:
-    """One dict per registered model: name, attention kinds, parameters and GMAC per tower."""
-    from openclip_linattn.registration import models
-    from openclip_scaling.flops import clip_cost
+    """One dict per registered model: name, attention kinds, parameters and GMAC per tower.
 
-    rows = []
-    for name, config in models().items():
-        cost = clip_cost(config.content)
-        rows.append(
-            {"model": name, "image_size": config.content["vision_cfg"]["image_size"], **cost.as_dict()}
-        )
-    return rows
+    Those of a model with a text tower of transformers are not known from its config, and None.
+    """
+    from openclip_linattn.registration import models
+
+    return [
+        {"model": name, "image_size": config.content["vision_cfg"]["image_size"], **_cost(config)}
+        for name, config in models().items()
+    ]
+
+
+def _cost(config: "ModelConfig") -> dict[str, Any]:
+    from openclip_linattn.configs import FOREIGN_TEXT
+    from openclip_scaling.flops import ClipCost, clip_cost
+
+    if FOREIGN_TEXT not in config.content["text_cfg"]:
+        return clip_cost(config.content).as_dict()
+    unknown = dict.fromkeys(field.name for field in fields(ClipCost))
+    image = config.tower.kind + (f"_last{config.tower.last}" if config.tower.last else "")
+    return {**unknown, "image_attention": image, "text_attention": "transformers"}
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
@@ -51,8 +65,11 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        millions = [f"{row[key] / 1e6:.2f}" for key in ("image_parameters", "text_parameters", "parameters")]
-        gmac = [f"{row[key]:.3f}" for key in ("image_gmac", "text_gmac", "gmac")]
+        millions = [
+            "-" if row[key] is None else f"{row[key] / 1e6:.2f}"
+            for key in ("image_parameters", "text_parameters", "parameters")
+        ]
+        gmac = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("image_gmac", "text_gmac", "gmac")]
         table.add_row(
             row["model"],
             row["image_attention"],

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from openclip_linattn.ladder.runs import Run
+from openclip_linattn.ladder.runs import Outcome, Run
 
 
 def progress_bars(console: Console) -> Progress:
@@ -47,9 +47,10 @@ class Board:
         """Prints a line about a run."""
         self._progress.console.print(f"{run.name}: {text}", markup=False, highlight=False, soft_wrap=True)
 
-    def end(self, run: Run, status: str) -> None:
+    def end(self, outcome: Outcome) -> None:
         """Takes the run's bar away and prints how it ended."""
-        if status != "failed":
+        run = outcome.run
+        if not outcome.failed:
             self.update(run, run.samples)
         self._progress.update(self._bars[run], visible=False)
-        self.say(run, status)
+        self.say(run, f"{outcome.status}: {outcome.message}" if outcome.failed else outcome.status)

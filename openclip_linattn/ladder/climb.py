@@ -14,7 +14,8 @@ from openclip_linattn.ladder.budget import Estimate, Throughput, estimate
 from openclip_linattn.ladder.drawn import draw, sample_pictures
 from openclip_linattn.ladder.finish import evaluate_run, fit_and_report, introduce, zeroshot_table
 from openclip_linattn.ladder.folders import check_settings
-from openclip_linattn.ladder.local import Machine, train_ladder
+from openclip_linattn.ladder.local import train_ladder
+from openclip_linattn.ladder.machine import Machine
 from openclip_linattn.ladder.measure import measured
 from openclip_linattn.ladder.places import Local, Slurm
 from openclip_linattn.ladder.plan import DATA, REPORT, Ladder
@@ -49,6 +50,8 @@ def estimated(ladder: Ladder, console: Console, jobs: int | None = None) -> Esti
     if budget.tflops is not None:
         throughput = Throughput(budget.tflops, "assumed in the plan")
     elif budget.measure:
+        machine(ladder, jobs).check_cards()
+        make_folder(ladder.out)
         draw_data(ladder, console)
         throughput = measured(ladder, console)
     found = estimate(ladder, throughput, machine(ladder, jobs).jobs)
@@ -61,11 +64,12 @@ def climb(ladder: Ladder, console: Console, jobs: int | None = None) -> Result:
 
     What is there already (data, finished runs, evaluations) is used, so that the same call goes on where it stopped. A
     run that fails is named and does not keep the others from being trained and reported. Raises UserError where a run's
-    folder holds other settings or is in use, and for data that cannot be drawn.
+    folder holds other settings or is in use, for data that cannot be drawn, and for cards that are not there.
     """
+    machine(ladder, jobs).check_cards()
     for run in ladder.runs:
         check_settings(run)
-    ladder.out.mkdir(parents=True, exist_ok=True)
+    make_folder(ladder.out)
     with atomic_path(ladder.out / PLAN) as temporary:
         shutil.copyfile(ladder.file, temporary)
     draw_data(ladder, console)
@@ -87,6 +91,14 @@ def machine(ladder: Ladder, jobs: int | None = None) -> Machine:
     if jobs is not None:
         place = validated(Local, {**place.model_dump(), "jobs": jobs}, "--jobs", "executor.local.")
     return Machine(place.side_by_side(cpu_count()), place.gpus)
+
+
+def make_folder(out: Path) -> None:
+    """Makes a ladder's folder. Raises UserError where that is not possible."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be made a folder: {error.strerror or error}") from error
 
 
 def draw_data(ladder: Ladder, console: Console) -> None:

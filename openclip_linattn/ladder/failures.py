@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from openclip_linattn.errors import UserError
 from openclip_linattn.ladder.runs import Run, log_tail
 
 REFUSED = 2  # the exit status of a command that training refuses before it begins
@@ -48,6 +49,11 @@ def last_line(path: Path, begin: int = 0) -> str:
     lines = [line for line in lines if not _TORCH_LOG.match(line)]
     reasons = [line for line in lines if _REASON.match(line)]
     return (reasons or lines or ["no output"])[-1]
+
+
+def said(error: Exception) -> str:
+    """What an exception says, with its kind where it is no sentence for the user."""
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def _is_finite(text: str) -> bool:

@@ -1,9 +1,8 @@
 """Trains the runs of a ladder on this machine, side by side and resumable."""
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 
@@ -13,41 +12,13 @@ from openclip_linattn.errors import UserError
 from openclip_linattn.ladder.attempt import Begin, followed
 from openclip_linattn.ladder.board import Board, progress_bars
 from openclip_linattn.ladder.children import Children, locked
-from openclip_linattn.ladder.failures import Failure
+from openclip_linattn.ladder.failures import Failure, said
 from openclip_linattn.ladder.folders import check_settings, prepare
+from openclip_linattn.ladder.machine import Machine, Slot
 from openclip_linattn.ladder.runs import Outcome, Run
 from openclip_linattn.termination import terminable
 
 After = Callable[[Run, str], None]  # called with a trained run and the PyTorch device that it has left free
-
-
-@dataclass(frozen=True)
-class Machine:
-    """How many runs train side by side, and the cards that are dealt to them (0: they train on the CPU)."""
-
-    jobs: int
-    gpus: int = 0
-
-
-@dataclass(frozen=True)
-class Slot:
-    """What one of the runs that train side by side has for itself: some cards, by number, or one's share of the CPU."""
-
-    cards: tuple[int, ...] = ()
-
-    @property
-    def device(self) -> str:
-        """PyTorch's name for it in this process."""
-        return f"cuda:{self.cards[0]}" if self.cards else "cpu"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """What a training process is told."""
-        if not self.cards:
-            return {}
-        given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-        names = [given[card] if card < len(given) else str(card) for card in self.cards]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(names)}
 
 
 def train_ladder(
@@ -74,14 +45,17 @@ def train_ladder(
         progress_bars(console) as progress,
         ThreadPoolExecutor(max_workers=machine.jobs) as pool,
     ):
-        trainer = _Trainer(Board(progress, runs), Children(locks), _slots(runs, machine), after, retries)
-        futures = [pool.submit(trainer.train, run) for run in runs]
+        trainer = _Trainer(Board(progress, runs), Children(locks), SimpleQueue(), after, retries)
+        for slot in machine.slots(max((run.processes for run in runs), default=1)):
+            trainer.free.put(slot)
         try:
+            futures = [pool.submit(trainer.train, run) for run in runs]
             return [future.result() for future in futures]
         except BaseException:
-            for future in futures:
-                future.cancel()
             trainer.children.terminate()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for run in list(trainer.evaluating):
+                trainer.board.say(run, "it is being evaluated, and the ladder ends when that is done")
             raise
 
 
@@ -92,14 +66,6 @@ def raise_failures(outcomes: Sequence[Outcome]) -> None:
         raise UserError("\n".join(failed))
 
 
-def _slots(runs: Sequence[Run], machine: Machine) -> "SimpleQueue[Slot]":
-    each = max((run.processes for run in runs), default=1)
-    free: SimpleQueue[Slot] = SimpleQueue()
-    for job in range(machine.jobs):
-        free.put(Slot(tuple(range(job * each, (job + 1) * each)) if machine.gpus else ()))
-    return free
-
-
 @dataclass(frozen=True)
 class _Trainer:
     board: Board
@@ -107,6 +73,7 @@ class _Trainer:
     free: "SimpleQueue[Slot]"
     after: After | None
     retries: int
+    evaluating: set[Run] = field(default_factory=set)
 
     def train(self, run: Run) -> Outcome:
         """Trains one run to its end, and says so on the board."""
@@ -115,11 +82,8 @@ class _Trainer:
             self.board.start(run)
             outcome = self._trained(run, slot)
             if not outcome.failed and self.after is not None:
-                try:
-                    self.after(run, slot.device)
-                except Exception as error:  # whatever ends one evaluation, the other runs go on
-                    outcome = Outcome(run, "failed", f"not evaluated: {_said(error)}")
-            self.board.end(run, outcome.status)
+                outcome = self._evaluated(outcome, slot, self.after)
+            self.board.end(outcome)
             return outcome
         finally:
             self.free.put(slot)
@@ -138,6 +102,18 @@ class _Trainer:
             left -= 1
             self.board.say(run, f"taken up again after a failure: {failure.reason}")
 
+    def _evaluated(self, outcome: Outcome, slot: Slot, after: After) -> Outcome:
+        if self.children.closed:
+            return Outcome(outcome.run, "failed", "not evaluated: the ladder was interrupted")
+        self.evaluating.add(outcome.run)
+        try:
+            after(outcome.run, slot.device)
+        except Exception as error:  # whatever ends one evaluation, the other runs go on
+            return Outcome(outcome.run, "failed", f"not evaluated: {said(error)}")
+        finally:
+            self.evaluating.discard(outcome.run)
+        return outcome
+
     def _attempt(self, run: Run, slot: Slot, *, resume: bool) -> Failure | None:
         begin = Begin.of(run)
         command = run.command(resume=resume)
@@ -146,7 +122,3 @@ class _Trainer:
             return followed(run, child, begin, partial(self.board.update, run))
         finally:
             self.children.ended(child)
-
-
-def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

@@ -13,6 +13,8 @@ from openclip_linattn.errors import UserError
 from openclip_linattn.ladder.budget import Throughput
 from openclip_linattn.ladder.failures import last_line
 from openclip_linattn.ladder.folders import check_settings, prepare
+from openclip_linattn.ladder.machine import Machine
+from openclip_linattn.ladder.places import Local
 from openclip_linattn.ladder.plan import Ladder, Rung
 from openclip_linattn.ladder.runs import Run
 
@@ -26,6 +28,8 @@ def measured(ladder: Ladder, console: Console) -> Throughput:
 
     Raises UserError where the steps fail.
     """
+    place = ladder.spec.executor.place
+    assert isinstance(place, Local)  # the schema sees to it
     rung = min(ladder.rungs, key=lambda rung: rung.flop)
     run = _short_run(ladder, rung)
     try:
@@ -34,8 +38,11 @@ def measured(ladder: Ladder, console: Console) -> Throughput:
         shutil.rmtree(run.folder)
     if prepare(run) != "already done":
         with console.status(f"measuring {STEPS} steps of {run.model}"):
-            _train(run)
-    rates = [float(rate) for rate in _RATE.findall((run.folder / "out.log").read_text(errors="replace"))]
+            _train(run, Machine(1, place.gpus))
+    log = run.folder / "out.log"
+    rates = [float(rate) for rate in _RATE.findall(log.read_text(errors="replace"))]
+    if not rates:
+        raise UserError(f"{log} does not tell how fast the steps were; give budget.tflops instead of measure")
     rate = statistics.median(rates[len(rates) // 2 :])
     devices = run.processes * (1 if ladder.gpus else run.threads)
     tflops = rate * rung.cost.train_flops(1) / devices / 1e12
@@ -56,14 +63,15 @@ def _short_run(ladder: Ladder, rung: Rung) -> Run:
     return replace(rung.run, recipe=short, logs=ladder.out / MEASURE)
 
 
-def _train(run: Run) -> None:
+def _train(run: Run, machine: Machine) -> None:
     run.logs.mkdir(parents=True, exist_ok=True)
+    (slot,) = machine.slots(run.processes)
     with run.console_log.open("wb") as output:
         status = subprocess.run(
             run.command(),
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **run.environment},
+            env={**os.environ, **run.environment, **slot.environment},
             check=False,
         ).returncode
     if status:

@@ -1,12 +1,14 @@
 """Where the runs of a plan are trained, as a plan says it."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 
 class Section(BaseModel):
     """A part of a plan: no key but its own, no type but the right one."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Local(Section):
@@ -43,7 +45,7 @@ class Slurm(Section):
     """A SLURM cluster: one job for each run, with a process for each card, or one for each node without cards.
 
     `hours` is the time limit of a job, which goes back into the queue and resumes where it is not enough. `options`
-    are more of sbatch's; `setup` are shell lines that come before the training.
+    are more of sbatch's, true for one without a value; `setup` are shell lines that come before the training.
     """
 
     nodes: PositiveInt = 1
@@ -53,7 +55,7 @@ class Slurm(Section):
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
-    options: dict[str, str | int] = {}
+    options: dict[str, str | int | Literal[True]] = {}
     setup: list[str] = []
 
     @model_validator(mode="after")

@@ -204,7 +204,8 @@ class _Grid:
         bare = replace(rung.run, recipe=replace(recipe, extra=()))
         own = {*OWN_FLAGS, *(part for part in bare.arguments if part.startswith("--"))}
         for flag in recipe.extra:
-            if flag.partition("=")[0] in own:
+            name = flag.partition("=")[0]  # which OpenCLIP takes for any flag that begins so, too
+            if name.startswith("--") and any(each.startswith(name) for each in own):
                 raise UserError(
                     f"{self.file}: training.flags: {flag} is set by the ladder itself; the keys of the plan decide "
                     "on it"

@@ -14,7 +14,7 @@ from openclip_linattn.ladder.places import Section
 from openclip_linattn.ladder.schema import Spec
 
 Model = TypeVar("Model", bound=BaseModel)
-_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_INT, _FLOAT, _MERGE = (f"tag:yaml.org,2002:{name}" for name in ("int", "float", "merge"))
 
 
 class _Loader(yaml.SafeLoader):
@@ -26,7 +26,7 @@ class _Loader(yaml.SafeLoader):
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != _MERGE]
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(

@@ -17,9 +17,11 @@ from pydantic import (
 
 from openclip_linattn.ladder.places import Executor, Section
 from openclip_linattn.zeroshot.options import PRECISIONS
+from openclip_scaling.runs import CHECKPOINT_COLUMNS
 from openclip_scaling.selections import SELECTIONS
 
 _SAMPLES = re.compile(r"(\d+(?:\.\d+)?)([kMB])")
+_NAME = re.compile(r"[\w.+-]+", re.ASCII)
 _UNITS = {"k": 10**3, "M": 10**6, "B": 10**9}
 
 
@@ -29,9 +31,15 @@ def _listed(value: Any) -> Any:
 
 def _counted(value: Any) -> Any:
     """Numbers of samples by their names: a mapping stays, a number or a list of such as 49152 or 400M is named."""
-    if isinstance(value, dict):
-        return {str(key): number for key, number in value.items()}
-    return {str(item): _number(item) for item in _listed(value)}
+    named = value if isinstance(value, dict) else {str(item): _number(item) for item in _listed(value)}
+    if len(named) < len(value if isinstance(value, (dict, list)) else [value]):
+        raise ValueError("a number is there twice")
+    for name in named:
+        if not _NAME.fullmatch(str(name)):
+            raise ValueError(
+                f"{name!r} is a part of names of folders and jobs; give it letters, digits, . _ + or -"
+            )
+    return {str(name): number for name, number in named.items()}
 
 
 def _number(item: Any) -> Any:
@@ -51,7 +59,17 @@ def _known_points(value: str) -> str:
     return value
 
 
-Texts = Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)]
+def _known_scale(value: str) -> str:
+    for column in value.split(","):
+        if column.strip() not in CHECKPOINT_COLUMNS:
+            raise ValueError(
+                f"there is no scale {column.strip()}; train_flop, samples_seen and gpu_hours are some"
+            )
+    return value
+
+
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[list[Text], BeforeValidator(_listed), Field(min_length=1)]
 Rates = Annotated[list[PositiveFloat], BeforeValidator(_listed), Field(min_length=1)]
 Seeds = Annotated[list[NonNegativeInt], BeforeValidator(_listed), Field(min_length=1)]
 Samples = Annotated[dict[str, PositiveInt], BeforeValidator(_counted), Field(min_length=1)]
@@ -74,8 +92,8 @@ class Data(Section):
     """
 
     drawn: Drawn | None = None
-    train: str | None = None
-    val: str | None = None
+    train: Text | None = None
+    val: Text | None = None
     val_samples: PositiveInt | None = None
 
     @model_validator(mode="after")
@@ -102,7 +120,14 @@ class Training(Section):
     precision: Precision = "amp_bf16"
     accumulation: PositiveInt = 1
     workers: NonNegativeInt = 1
-    flags: list[str] = Field(default=[])
+    flags: list[Text] = Field(default=[])
+
+    @model_validator(mode="after")
+    def _cooldown_has_a_length(self) -> "Training":
+        told = any(flag.partition("=")[0] == "--epochs-cooldown" for flag in self.flags)
+        if self.schedule == "const-cooldown" and not told:
+            raise ValueError("schedule const-cooldown needs --epochs-cooldown=N among flags")
+        return self
 
 
 class Override(BaseModel):
@@ -147,7 +172,7 @@ class Evaluation(Section):
     Without `keep_checkpoints` the last checkpoint of every run alone is kept once all are evaluated.
     """
 
-    sets: list[str] = Field(default=[])
+    sets: list[Text] = Field(default=[])
     batch: PositiveInt = 128
     precision: Precision = "fp32"
     keep_checkpoints: bool = True
@@ -159,8 +184,8 @@ class Report(Section):
     `min_samples` leaves out those that saw fewer.
     """
 
-    metrics: list[str] | None = None
-    scale: str = "train_flop"
+    metrics: Annotated[list[Text], Field(min_length=1)] | None = None
+    scale: Annotated[str, AfterValidator(_known_scale)] = "train_flop"
     points: Annotated[str, AfterValidator(_known_points)] = "ends"
     min_samples: NonNegativeInt = 0
 

@@ -140,7 +140,7 @@ class _Watch:
     def _settle(self, run: Run, status: str, message: str = "") -> None:
         self.waiting.pop(run, None)
         self.outcomes[run] = Outcome(run, status, message)
-        self.board.end(run, status)
+        self.board.end(self.outcomes[run])
 
     def _submit(self, run: Run) -> str:
         ending_file(run).unlink(missing_ok=True)
@@ -150,7 +150,10 @@ class _Watch:
             return str(self.executor.submit(task).job_id)
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             reason = " ".join(str(error).split())
-            raise UserError(f"the cluster does not take the job of {run.name}: {reason}") from error
+            others = f"; the jobs of {len(self.waiting)} other runs go on" if self.waiting else ""
+            raise UserError(
+                f"the cluster does not take the job of {run.name}: {reason}{others}; the same command goes on from here"
+            ) from error
 
 
 def _executor(ladder: Ladder, place: Slurm) -> "AutoExecutor":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from openclip_linattn.errors import UserError
 from openclip_linattn.files import read_json, write_json
 from openclip_linattn.ladder.attempt import Begin, followed
-from openclip_linattn.ladder.failures import Failure
+from openclip_linattn.ladder.failures import Failure, said
 from openclip_linattn.ladder.finish import evaluate_run
 from openclip_linattn.ladder.runs import Run
 from openclip_linattn.manifest import read_manifest
@@ -147,8 +147,8 @@ class TrainingTask:
                 precision=self.evaluating.precision,
                 keep_checkpoints=self.evaluating.keep_checkpoints,
             )
-        except UserError as error:
-            return Failure(f"not evaluated: {error}", again=False)
+        except Exception as error:  # none may end the job without a word
+            return Failure(f"not evaluated: {said(error)}", again=not isinstance(error, UserError))
         return None
 
     @contextmanager

@@ -65,19 +65,22 @@ class Evaluation:
 
         Rows that were found before a checkpoint turns out not to load, or diverged, are kept.
         """
-        headers = self._headers(checkpoint)
-        in_order = [row_key(header) for each in headers for header in each]
+        failures: list[str] = []
+        try:
+            headers = self.processes.by_first(lambda: self._headers(checkpoint))
+        except CheckpointError as error:
+            return Found([], [_named(error, checkpoint)])
         rows = self.processes.by_first(lambda: self._kept(checkpoint, headers))
         if rows:
             self.progress.console.print(
                 f"{checkpoint.path}: {len(rows)} row(s) were there already (--again evaluates anew)",
                 markup=False, highlight=False, soft_wrap=True,
             )  # fmt: skip
-        failures: list[str] = []
         try:
             self._find(checkpoint, headers, rows, failures)
         except CheckpointError as error:
             failures.append(_named(error, checkpoint))
+        in_order = [row_key(header) for each in headers for header in each]
         return Found([rows[key] for key in in_order if key in rows], failures)
 
     def _headers(self, checkpoint: Checkpoint) -> list[list[Row]]:

@@ -1,6 +1,7 @@
 """Evaluates the checkpoints of training runs: zero-shot, retrieval, linear probe, and clip_benchmark's sets."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -80,6 +81,8 @@ def _evaluate(
 ) -> tuple[list[Row], list[str]]:
     """Return the rows, and a sentence for whatever failed."""
     device = processes.device(choose_device(options.device))
+    # A machine of fewer cores would divide a stream otherwise, and the shares would not make a whole.
+    options = replace(options, workers=processes.by_first(lambda: options.worker_count))
     with progress_bars(console) as progress:
         tasks = open_tasks(data, options, partial(watch_on, progress))
         for each in tasks:

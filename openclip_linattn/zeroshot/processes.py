@@ -42,8 +42,8 @@ class Processes:
     def collect(self, work: Callable[[], T]) -> list[T]:
         """Do `work` in every process and return what each got, by rank, in all of them.
 
-        An error of one ends the work of all: a UserError is raised everywhere as it is, another error as a UserError
-        in the other processes.
+        An error of one ends the work of all, and all raise the same, that of the first process that has one: they go
+        on alike whatever is made of it. What is no UserError is one in the other processes.
         """
         if self.count == 1:
             return [work()]
@@ -56,15 +56,15 @@ class Processes:
         told = error if error is None or isinstance(error, UserError) else self._foreign(error)
         everyone: list[Any] = [None] * self.count
         dist.all_gather_object(everyone, (outcome, told))
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame, and with it what the work had open
-        for _, failure in everyone:
-            if failure is not None:
-                raise failure
-        return [each for each, _ in everyone]
+        failures = {rank: failure for rank, (_, failure) in enumerate(everyone) if failure is not None}
+        if not failures:
+            return [each for each, _ in everyone]
+        rank = min(failures)
+        try:
+            raise error if error is not None and rank == self.rank else failures[rank]
+        finally:
+            # Their tracebacks hold this frame, and with it what the work had open.
+            del error, told, failures, everyone
 
     def _foreign(self, error: Exception) -> UserError:
         return UserError(f"process {self.rank} failed: {type(error).__name__}: {error}")

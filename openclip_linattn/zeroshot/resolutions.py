@@ -44,7 +44,7 @@ def trained_size(checkpoint: Checkpoint) -> int | list[int]:
 
 
 def image_tokens(model: str, size: int | list[int]) -> int | None:
-    """Return the tokens of an image of `size` (see `trained_size`); None where the image tower is no plain ViT."""
+    """Return the tokens of an image of `size` (see `trained_size`); None where the towers are no plain ViTs."""
     config = open_clip.get_model_config(model) or {}
     try:
         image, _ = clip_towers({**config, "vision_cfg": {**config["vision_cfg"], "image_size": size}})

@@ -116,7 +116,8 @@ def probe_task(train: EvaluationSet, test: EvaluationSet, *, name: str, shots: i
         means.advance(test.n)
         return [scored]
 
-    fields = {"dataset": test.name, "data": test.source, "label_set": name, "train_data": train.source}
+    fields = {"dataset": test.name, "data": test.source, "label_set": name}
+    fields |= {"train_dataset": train.name, "train_data": train.source}
     labels = [each.label_sets[0].classes for each in (train, test)]
     question = Question(fields, [train.stamp(), test.stamp()], [PROBE, train.source, shots, labels])
     summary = f"{test.name}: {test.n} images for a linear probe trained on {train.n} of {train.source}"

@@ -38,6 +38,8 @@ def collect_command(
     as_json: AsJson = False,
 ) -> None:
     """Read run folders, or a published table, into one table of checkpoints; runs, curves and notices beside it."""
+    if output is not None and output.resolve() in {path.resolve() for path in (csv, columns) if path}:
+        raise UserError(f"{output} is an input; give --output another name.")
     collection = _collected(runs or [], csv, columns)
     files = save(collection, output) if output else []
     if as_json:

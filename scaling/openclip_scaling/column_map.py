@@ -23,6 +23,7 @@ import yaml
 
 from openclip_scaling.errors import UserError
 from openclip_scaling.flops import FLOP_PER_MAC, TRAINING_FACTOR
+from openclip_scaling.runs import CHECKPOINT_COLUMNS
 
 _COUNTS = {"thousands": 1e3, "millions": 1e6, "billions": 1e9, "trillions": 1e12}
 _HOURS = {"seconds": 1 / 3600, "minutes": 1 / 60, "hours": 1.0, "days": 24.0}
@@ -45,6 +46,11 @@ _UNITS: dict[str, dict[str, float]] = {
 }  # fmt: skip
 _METRIC_UNITS = {"fraction": 1.0, "%": 0.01}
 _PLACE = re.compile(r"\{([^{}]+)\}")
+
+
+# Columns of ours whose values are texts (or true and false), and those whose values are numbers.
+TEXTS = {"run", "model", "attention", "text_attention", "lr_schedule", "diverged"}
+NUMBERS = {"val_loss", *CHECKPOINT_COLUMNS} - TEXTS
 
 
 @dataclass(frozen=True)
@@ -85,8 +91,21 @@ def _source(path: Path, target: str, entry: Any) -> Source:
     if ("column" in entry) == ("value" in entry) or ("value" in entry and len(entry) > 1):
         raise UserError(f"{where}: give a column (with a unit or a factor), or a value alone.")
     if "value" in entry:
-        return Source(None, value=entry["value"])
+        return Source(None, value=_constant(where, target, entry["value"]))
     return Source(str(entry["column"]), _factor(where, target, entry))
+
+
+def _constant(where: str, target: str, value: Any) -> Any:
+    if target in NUMBERS:
+        try:
+            return float(value)  # YAML reads 1e6 as text
+        except (TypeError, ValueError):
+            raise UserError(f"{where}: {value!r} is not a number.") from None
+    if target == "diverged" and not isinstance(value, bool):
+        raise UserError(f"{where}: {value!r} is neither true nor false.")
+    if not isinstance(value, (str, int, float)):
+        raise UserError(f"{where}: {value!r} is neither a text nor a number.")
+    return str(value) if target in TEXTS - {"diverged"} else value
 
 
 def _factor(where: str, target: str, entry: Mapping[str, Any]) -> float | None:
@@ -97,7 +116,7 @@ def _factor(where: str, target: str, entry: Mapping[str, Any]) -> float | None:
     if "unit" in entry and unit not in units:
         raise UserError(f"{where}: the unit {unit!r} is unknown; use {', '.join(units)}, or a factor.")
     try:
-        factor = float(entry.get("factor", 1.0))  # YAML reads 1e6 as text
+        factor = float(entry.get("factor", 1.0))
     except (TypeError, ValueError):
         factor = math.nan
     if not (math.isfinite(factor) and factor > 0):

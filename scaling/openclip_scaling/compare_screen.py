@@ -76,7 +76,7 @@ def compare_command(
 def _too_few_groups(analysis: Analysis) -> str:
     if len(analysis.points) == 1:
         return f"There is one group only ({analysis.fits[0].group}); a comparison needs two."
-    return f"No law could be fitted to two groups, so nothing is compared. {' '.join(analysis.notices)}"
+    return f"No law could be fitted to two groups, so nothing is compared: {'; '.join(analysis.notices)}"
 
 
 def _print_json(analysis: Analysis, comparisons: Sequence[Comparison]) -> None:
@@ -88,7 +88,7 @@ def _print_json(analysis: Analysis, comparisons: Sequence[Comparison]) -> None:
             "secondary_tests": [item.as_dict() for item in secondary_of(analysis)],
             "comparisons": [item.as_dict() for item in comparisons],
             "sentences": remarks_of(comparisons, analysis),
-            "notices": analysis.notices,
+            "notices": analysis.remarks,
         }
     )
 

@@ -74,8 +74,8 @@ def _unreached(item: Comparison, at: EqualLoss, analysis: Analysis, level: str) 
     parts = []
     for name, scale in zip((item.first, item.second), at.scales, strict=True):
         fit = fits[name].fit
-        if math.isinf(scale) and fit.law.floor:
-            floor = fit.parameters[fit.law.floor]
+        floor = fit.parameters[fit.law.floor] if fit.law.floor else 0.0
+        if math.isinf(scale) and at.level <= floor:
             parts.append(f"{name} does not reach {level}, which is not above its floor of {floor:.4g}")
         elif not 0 < scale < math.inf:
             parts.append(f"{name} does not pass {level} at any scale")

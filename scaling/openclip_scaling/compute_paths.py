@@ -71,52 +71,75 @@ def budgets_of(
             f"Curves of equal compute need at least {MINIMUM_SIZES} model sizes ({size}), and there are fewer "
             f"({listed})."
         )
-    reached = _reached(list(paths.values()))
+    groups = list(paths.values())
+    own = np.unique(np.concatenate([path.flop for group in groups for path in group]))
+    reached = _reached(groups, np.union1d(own, np.linspace(own[0], own[-1], _STEPS)))
     if not len(reached):
         raise UserError(
             f"No training compute was reached by {MINIMUM_SIZES} model sizes ({size}), so there is no curve of equal "
             "compute; train the small models on more samples, or keep earlier checkpoints of the large ones."
         )
-    low, high = reached[0], reached[-1]
+    low, high = np.exp(reached[[0, -1]])
     for flop in budgets:
         if not any(points_at(own, flop) for own in paths.values() if flop > 0):
             raise UserError(
                 f"--budget {flop:g}: fewer than {MINIMUM_SIZES} model sizes have checkpoints on both sides of it; "
-                f"budgets between {low:.2g} and {high:.2g} FLOP can be drawn."
+                f"budgets between {low:.3g} and {high:.3g} FLOP can be drawn."
             )
-    return sorted(set(budgets)) or _spread(reached, paths)
+    return sorted(set(budgets)) or _spread(_places(groups, reached, own), paths)
 
 
-def _reached(groups: Sequence[Sequence[ComputePath]]) -> Array:
-    """FLOP, rising, that enough sizes reach in every group, or, where there is none, in any."""
-    own = np.unique(np.concatenate([path.flop for paths in groups for path in paths]))
-    logs = np.sort(np.concatenate([own, np.linspace(own[0], own[-1], _STEPS)]))
+def _reached(groups: Sequence[Sequence[ComputePath]], logs: Array) -> Array:
+    """Of rising ln FLOP those that enough sizes reach in every group, or, where there is none, in any."""
     enough = np.array([_sizes_at(paths, logs) >= MINIMUM_SIZES for paths in groups])
     everywhere = enough.all(axis=0)
-    return np.asarray(np.exp(logs[everywhere if everywhere.any() else enough.any(axis=0)]))
+    return logs[everywhere if everywhere.any() else enough.any(axis=0)]
 
 
-def _sizes_at(paths: Sequence[ComputePath], logs: Array) -> Array:
-    """How many sizes have checkpoints on both sides of each compute."""
+def _places(groups: Sequence[Sequence[ComputePath]], reached: Array, own: Array) -> Array:
+    """ln FLOP to choose from, apart from each other: where all sizes have checkpoints, if there are two such places.
+
+    Runs that were planned for equal compute are so compared where they ended, without interpolation.
+    """
+    at_points = np.intersect1d(reached, own)
+    measured = np.ones(len(at_points), dtype=bool)
+    for paths in groups:
+        sizes = _sizes_at(paths, at_points)
+        measured &= (sizes < MINIMUM_SIZES) | (sizes == _sizes_at(paths, at_points, interpolated=False))
+    found = _apart(at_points[measured])
+    return found if len(found) > 1 else _apart(reached)
+
+
+def _apart(logs: Array) -> Array:
+    """Rising values without those that are near to the one before."""
+    kept: list[float] = []
+    for value in logs.tolist():
+        if not kept or value > kept[-1] + 2 * _NEAR:
+            kept.append(value)
+    return np.array(kept)
+
+
+def _sizes_at(paths: Sequence[ComputePath], logs: Array, *, interpolated: bool = True) -> Array:
+    """How many sizes have a checkpoint at each ln FLOP or, interpolated, on both sides of it."""
     sizes = sorted({path.size for path in paths})
     seen = np.zeros((len(sizes), len(logs)), dtype=bool)
     for path in paths:
-        seen[sizes.index(path.size)] |= (path.flop[0] - _NEAR <= logs) & (logs <= path.flop[-1] + _NEAR)
+        if interpolated:
+            found = (path.flop[0] - _NEAR <= logs) & (logs <= path.flop[-1] + _NEAR)
+        else:
+            found = (np.abs(logs[:, None] - path.flop) <= _NEAR).any(axis=1)
+        seen[sizes.index(path.size)] |= found
     return np.asarray(seen.sum(axis=0))
 
 
-def _spread(reached: Array, paths: Mapping[str, Sequence[ComputePath]]) -> list[float]:
-    """Budgets spread over what is reached, with three digits where that loses no path.
+def _spread(places: Array, paths: Mapping[str, Sequence[ComputePath]]) -> list[float]:
+    """Budgets spread over the places, with three digits where that loses no path.
 
     Fewer digits would leave the compute for which runs were planned.
     """
-    apart: list[float] = []
-    for flop in reached.tolist():
-        if not apart or flop > apart[-1] * (1 + 2 * _NEAR):
-            apart.append(flop)
-    inner = np.linspace(0, len(apart) - 1, _BUDGETS + 2)[1:-1].round().astype(int)
+    inner = np.linspace(0, len(places) - 1, _BUDGETS + 2)[1:-1].round().astype(int)
     found = set()
-    for flop in (apart[place] for place in inner):
+    for flop in np.exp(places if len(places) <= _BUDGETS else places[inner]).tolist():
         short = float(f"{flop:.3g}")
         found.add(short if all(_count(own, short) >= _count(own, flop) for own in paths.values()) else flop)
     return sorted(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,7 @@ def _same(row: Mapping[str, Any], record: EvalRecord) -> bool:
 
 def zeroshot_metrics(rows: Sequence[Mapping[str, Any]], notices: list[str]) -> dict[int, Metrics]:
     """Results by epoch, under the names of `_prefix` and the metric; later rows win."""
+    trained_on = _training_sets(rows)
     by_epoch: dict[int, Metrics] = {}
     seen: set[tuple[int, str]] = set()
     for row in rows:
@@ -136,7 +138,7 @@ def zeroshot_metrics(rows: Sequence[Mapping[str, Any]], notices: list[str]) -> d
             checkpoint = row.get("checkpoint")
             notices.append(f"zeroshot.jsonl: the epoch of {checkpoint!r} is not known; its row is left out")
             continue
-        prefix = _prefix(row)
+        prefix = _prefix(row, trained_on)
         if (epoch, prefix) in seen:
             notices.append(
                 f"zeroshot.jsonl has more than one row for epoch {epoch}, {prefix}; the later row is used"
@@ -147,12 +149,22 @@ def zeroshot_metrics(rows: Sequence[Mapping[str, Any]], notices: list[str]) -> d
     return by_epoch
 
 
-def _prefix(row: Mapping[str, Any]) -> str:
+def _training_sets(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What the training sets of probes are called, by path: by their names, or by their paths where two share one."""
+    probes = [row for row in rows if row.get("train_data")]
+    names = {str(row["train_data"]): str(row.get("train_dataset") or row["train_data"]) for row in probes}
+    count = Counter(names.values())
+    return {path: name if count[name] == 1 else path for path, name in names.items()}
+
+
+def _prefix(row: Mapping[str, Any], trained_on: Mapping[str, str]) -> str:
     """dataset/label_set, without the label set `retrieval`, which the recalls name themselves.
 
-    At another image size than that of training the size follows, so that the metric is another one.
+    What a probe was trained on follows, and the image size where it is not that of training: their metrics are others.
     """
     parts = [str(row[key]) for key in ("dataset", "label_set") if row.get(key) not in (None, "", "retrieval")]
+    if row.get("train_data"):
+        parts[-1:] = [f"{part} trained on {trained_on[str(row['train_data'])]}" for part in parts[-1:]]
     if row.get("trained_image_size") is not None:
         parts[-1:] = [f"{part}@{row.get('image_size')}px" for part in parts[-1:]]
     return "/".join(parts)

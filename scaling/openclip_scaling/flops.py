@@ -88,7 +88,11 @@ def _check_sizes(**sizes: Any) -> None:
 
 @dataclass(frozen=True)
 class TowerName:
-    """The image tower that a `linattn_...` model name of OpenCLIP's `timm_model_name` describes."""
+    """The image tower that a `linattn_...` model name of OpenCLIP's `timm_model_name` describes.
+
+    text_train_tokens is None where the text tower has softmax. last: only the last so many blocks of a tower have the
+    kind, and those before them softmax; None: all have it.
+    """
 
     width: int
     layers: int
@@ -97,18 +101,20 @@ class TowerName:
     train_tokens: int | None
     kind: str
     text_train_tokens: int | None
+    last: int | None = None
 
 
 _TOWER_NAME = re.compile(
     r"linattn_w(?P<width>\d+)_d(?P<layers>\d+)_h(?P<heads>\d+)_p(?P<patch>\d+)(?:_n(?P<tokens>\d+))?"
-    r"_(?P<kind>[a-z]+?)(?:_text(?P<text_tokens>\d+))?"
+    r"_(?P<kind>[a-z]+?)(?:_last(?P<last>[1-9]\d*))?(?:_text(?P<text_tokens>\d+))?"
 )
 
 
 def parse_tower_name(name: str) -> TowerName:
-    """Read width, layers, heads, patch, tokens, kind: `linattn_w384_d12_h6_p16_n197_normlinear[_text77]`.
+    """Read width, layers, heads, patch, tokens, kind: `linattn_w384_d12_h6_p16_n197_normlinear[_last4][_text77]`.
 
-    `_text77`: the text tower uses the same kind in its causal form. Raises UserError on any other form.
+    `_last4`: only the last 4 blocks have the kind, those before them softmax. `_text77`: the text tower uses the same
+    kind in its causal form. Raises UserError on any other form.
     """
     match = _TOWER_NAME.fullmatch(name)
     if match is None:
@@ -129,6 +135,7 @@ def parse_tower_name(name: str) -> TowerName:
         train_tokens=optional("tokens"),
         kind=match["kind"],
         text_train_tokens=optional("text_tokens"),
+        last=optional("last"),
     )
 
 
@@ -137,7 +144,8 @@ class Tower:
     """One transformer tower: sizes, attention kind, and what surrounds its blocks.
 
     tokens is the sequence length of a whole input, train_tokens the part that patch dropout leaves;
-    stem_macs and other_parameters belong to everything outside the residual blocks.
+    stem_macs and other_parameters belong to everything outside the residual blocks. softmax_layers: so many of the
+    first layers have softmax instead.
     """
 
     tokens: int
@@ -150,20 +158,29 @@ class Tower:
     stem_macs: float
     other_parameters: int
     layer_scale: bool = False
+    softmax_layers: int = 0
+
+    @property
+    def attention_label(self) -> str:
+        """The attention kind; normlinear_last4 where only the last 4 layers have it."""
+        last = self.layers - self.softmax_layers
+        return f"{self.attention}_last{last}" if self.softmax_layers else self.attention
 
     def macs(self, tokens: int) -> float:
         """MAC of one forward pass over `tokens` tokens: 12 n d^2 per layer at MLP ratio 4, products, stem."""
         dense = tokens * self.width * (4 * self.width + 2 * self.hidden)
-        products = attention_macs(self.attention, tokens, self.width, self.heads)
-        return self.layers * (dense + products) + self.stem_macs
+        last = self.layers - self.softmax_layers
+        products = last * attention_macs(self.attention, tokens, self.width, self.heads)
+        products += self.softmax_layers * attention_macs("softmax", tokens, self.width, self.heads)
+        return self.layers * dense + products + self.stem_macs
 
     def parameters(self) -> int:
         """Learnable numbers, biases and norms included."""
         d, hidden = self.width, self.hidden
         block = 4 * d + (4 * d * d + 4 * d) + (2 * d * hidden + hidden + d)
         block += 2 * d if self.layer_scale else 0
-        block += PARAMETERS_PER_HEAD.get(self.attention, 0) * self.heads
-        return self.layers * block + self.other_parameters
+        factors = PARAMETERS_PER_HEAD.get(self.attention, 0) * self.heads
+        return self.layers * block + (self.layers - self.softmax_layers) * factors + self.other_parameters
 
 
 @dataclass(frozen=True)
@@ -229,8 +246,8 @@ def clip_cost(
         text_gmac=text_gmac,
         gmac=image_gmac + text_gmac,
         train_gmac=image.macs(image.train_tokens) / 1e9 + text_gmac,
-        image_attention=image.attention,
-        text_attention=text.attention,
+        image_attention=image.attention_label,
+        text_attention=text.attention_label,
     )
 
 
@@ -247,9 +264,11 @@ def clip_towers(
     image_tower, named = _image_tower(vision, int(str(embed)))
     default_text = named.kind if named and named.text_train_tokens else "softmax"
     text_tower = _text_tower(text, int(str(embed)), text_attention or default_text)
+    if named and named.text_train_tokens and text_attention is None:
+        text_tower = replace(text_tower, softmax_layers=_softmax_layers(text_tower.layers, named.last))
     if image_attention is not None:
         _check_kind(image_attention)
-        image_tower = replace(image_tower, attention=image_attention)
+        image_tower = replace(image_tower, attention=image_attention, softmax_layers=0)
     return image_tower, text_tower
 
 
@@ -289,7 +308,14 @@ def _image_tower(cfg: Mapping[str, Any], embed: int) -> tuple[Tower, TowerName |
         stem_macs=patches * pixels * width + width * embed,
         other_parameters=pixels * width + (patches + 2) * width + norms * width + width * embed,
         layer_scale=cfg.get("ls_init_value") is not None,
+        softmax_layers=_softmax_layers(layers, named.last) if named else 0,
     ), named
+
+
+def _softmax_layers(layers: int, last: int | None) -> int:
+    if last is not None and last > layers:
+        raise UserError(f"A tower of {layers} layers has no last {last}.")
+    return layers - last if last else 0
 
 
 def _image_sizes(cfg: Mapping[str, Any], named: TowerName | None) -> tuple[int, int, int, Any]:

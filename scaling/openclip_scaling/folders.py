@@ -89,7 +89,7 @@ def _is_run(folder: Path, names: Sequence[str]) -> bool:
 
 def _leads_to_run(link: Path, found: _Found) -> bool:
     try:
-        return _is_run(link, os.listdir(link))
+        return _is_run(link, [path.name for path in link.iterdir()])
     except OSError as error:
         found.cannot_read(error)
         return False
@@ -104,7 +104,9 @@ def _places(found: _Found) -> list[Place]:
     first: dict[tuple[Path, str], Path] = {}
     for folder in sorted(found.wandb, key=_date):
         inside = [parent for parent in folder.parents if parent in found.runs][:1]
-        holders = inside or called.get(_id(folder)) or [first.setdefault((folder.parent, _id(folder)), folder)]
+        holders = (
+            inside or called.get(_id(folder)) or [first.setdefault((folder.parent, _id(folder)), folder)]
+        )
         if len(holders) > 1:
             found.left_out.append((str(folder), f"{len(holders)} runs are called {_id(folder)!r}"))
         else:

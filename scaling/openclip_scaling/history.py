@@ -72,7 +72,9 @@ def _records(steps: Iterable[Step], per_epoch: int, batch: int) -> TrainRecords:
         epoch, index = divmod(item.step, per_epoch)
         rate = item.learning_rate or 0.0
         known_rate = rate if rate >= LR_RESOLUTION else math.nan
-        records.append(epoch, (index + 1) * batch, per_epoch * batch, item.loss, known_rate, item.time - ordered[0].time)
+        records.append(
+            epoch, (index + 1) * batch, per_epoch * batch, item.loss, known_rate, item.time - ordered[0].time
+        )
     return records
 
 

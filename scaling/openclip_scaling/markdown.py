@@ -22,9 +22,9 @@ READING = (
     "the optimiser reached the best fit. Not identified: the interval of an exponent reaches 0 or is wider than twice "
     "the exponent, that of a floor covers half of the lowest observed value or more, or that of another parameter "
     "reaches 0 or spans a factor of 100. In simulations with 9 runs and more, intervals contain the truth in 93 to "
-    "97 % of cases. Wider than that are exponents beside a floor that is hardly seen (98 %: a truth next to a bound is "
-    "missed on one side only), differences of exponents above floors (98 to 99 %: of two fits the steeper is the less "
-    "certain one) and differences between frontiers (98 %)."
+    "97 % of cases. Wider than that are exponents beside a floor that is hardly seen (98 to 99 %: a truth next to a "
+    "bound is missed on one side only) and their differences (99 % and more), and with 9 runs differences of exponents "
+    "above other floors (98 %: of two fits the steeper is the less certain one) and between frontiers (98 %)."
 )
 
 

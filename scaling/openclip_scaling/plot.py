@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -38,14 +39,19 @@ _DPI = 200
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure atomically; the format is the suffix of `path`. Raises UserError on a foreign one."""
+    """Write a figure atomically; the format is the suffix of `path`. Raises UserError on a foreign one.
+
+    A letter that the font lacks, such as one of a script in the name of a run, is drawn as a box.
+    """
     suffix = path.suffix.lstrip(".").lower()
     if suffix not in FORMATS:
         raise UserError(f"{path} must end in one of {', '.join('.' + name for name in FORMATS)}.")
     buffer = io.BytesIO()
     # A date in the file would make equal figures differ.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)
-    figure.savefig(buffer, format=suffix, dpi=_DPI, metadata=metadata)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        figure.savefig(buffer, format=suffix, dpi=_DPI, metadata=metadata)
     write_atomically(path, buffer.getvalue())
 
 

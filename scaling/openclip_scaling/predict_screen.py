@@ -74,7 +74,7 @@ def _at_scales(sources: Sources, settings: Settings, at: Sequence[str], as_json:
     analysis = analysed(read(sources), settings)
     rows = predictions(analysis, scales)
     if as_json:
-        _print_rows(settings, "predictions", rows, analysis.notices, _to_halve(analysis))
+        _print_rows(settings, "predictions", rows, analysis.remarks, _to_halve(analysis))
         return
     heads = [settings.by, "law", "scale", "predicted [95 %]", "decades beyond the points"]
     cells = [
@@ -132,7 +132,7 @@ def _at_budgets(
     if not rows:
         raise UserError(" ".join(failures))
     if as_json:
-        _print_rows(settings, "splits", rows, [*analysis.notices, *failures], _to_halve(analysis))
+        _print_rows(settings, "splits", rows, [*analysis.remarks, *failures], _to_halve(analysis))
         return
     first, second = settings.scales
     heads = [settings.by, "law", "FLOP", f"best {first} [95 %]", f"best {second} [95 %]", "predicted [95 %]"]

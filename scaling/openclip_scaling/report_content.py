@@ -93,8 +93,8 @@ def _head(collection: Collection, settings: Settings, analyses: Sequence[Analysi
     lines = [
         "# Scaling report",
         f"{len(frame)} checkpoints of {runs} runs; scale: {axis_label(settings.x)}. `a` is the exponent of a law: "
-        "the metric goes as scale to the power `a`, so the more negative, the faster it falls. In brackets: "
-        "95 % interval.",
+        "the metric, less its floor E0 where the law has one, goes as scale to the power `a`, so the more negative, "
+        "the faster it falls. In brackets: 95 % interval.",
     ]
     counts: dict[str, int] = {}
     for item in (item for analysis in analyses for item in analysis.fits):
@@ -124,8 +124,8 @@ def _reading(settings: Settings) -> str:
         "## How the numbers were made\n\n"
         f"Fits by {Loss(settings.delta, settings.residuals).name}, points: {settings.points}. Intervals are t "
         "intervals over whole runs: the jackknife's standard error, and degrees of freedom runs less two. "
-        f"Where points are selected by their values they take in the middle of {settings.draws} resamples of the runs, "
-        f"and where a floor E0 is held at a bound the profile of the fit over it. {READING} Training FLOP = "
+        f"Where points are selected by their values they take in the middle 95 % of {settings.draws} resamples of the "
+        f"runs, and where a floor E0 is held at a bound the profile of the fit over it. {READING} Training FLOP = "
         "3 x 2 x forward MAC x samples seen."
     )
 

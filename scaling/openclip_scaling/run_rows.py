@@ -19,8 +19,8 @@ from openclip_scaling.run_folder import Run, read_run
 from openclip_scaling.smoothing import divergence, smoothed_loss
 
 _LAST = (
-    "batch", "val_batch", "epoch", "step", "samples_seen", "unique_samples_bound", "train_flop", "hours", "gpu_hours", "train_loss",
-    "val_loss",
+    "batch", "val_batch", "epoch", "step", "samples_seen", "unique_samples_bound", "train_flop", "hours", "gpu_hours",
+    "train_loss", "val_loss",
 )  # fmt: skip
 _DETAILS = re.compile(r"'.*'|\".*\"|\d+")
 _NAMED = 10  # notices that differ in their numbers and quotations alone, before the others are counted

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from openclip_scaling.column_map import Source, named_columns, read_column_map
+from openclip_scaling.column_map import NUMBERS, TEXTS, Source, named_columns, read_column_map
 from openclip_scaling.errors import UserError
 from openclip_scaling.run_rows import training_flop
 from openclip_scaling.runs import (
@@ -23,8 +23,7 @@ from openclip_scaling.runs import (
     read_csv,
 )
 
-_TEXTS = {"run", "model", "attention", "text_attention", "lr_schedule", "diverged"}
-_NUMBERS = set(CHECKPOINT_COLUMNS) - _TEXTS
+_TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _PROGRESS = ("epoch", "step", "samples_seen", "train_flop")
 
 
@@ -34,7 +33,8 @@ def read_study(table: Path, columns: Path) -> Collection:
     Raises UserError where a file cannot be read, or the map names a column that the table does not have.
     """
     sources = read_column_map(columns)
-    raw = read_csv(table)
+    texts = [source.column for target, source in sources.items() if target in TEXTS and source.column]
+    raw = read_csv(table, texts)
     _check(sources, raw, table, columns)
     notices: list[str] = []
     frame = pd.DataFrame({target: _values(raw, target, source, notices) for target, source in sources.items()
@@ -42,8 +42,10 @@ def read_study(table: Path, columns: Path) -> Collection:
     if "run" not in frame:
         notices.append("no column is mapped to run; every row is taken as a run of its own")
         frame["run"] = [f"row {number}" for number in range(1, len(frame) + 1)]
-    frame = _without_nameless(frame, notices)
     spread = {target: source for target, source in sources.items() if named_columns(target)}
+    frame = _without_nameless(frame, raw, spread, notices)
+    if frame.empty:
+        raise UserError(f"{table} has no row that can be used ({'; '.join(notices)}).")
     rows = _spread(raw, frame, spread, notices) if spread else _without_repeats(frame, notices)
     _add_compute(rows, notices)
     checkpoints = frame_of(rows.to_dict("records"), CHECKPOINT_COLUMNS)
@@ -79,24 +81,34 @@ def _values(raw: pd.DataFrame, target: str, source: Source, notices: list[str]) 
     if source.column is None:
         return source.value
     given = raw[source.column]
+    if target == "diverged":
+        truths = given.str.strip().str.lower().map(_TRUTHS).astype(object)
+        _note_bad(truths.isna() & given.notna(), given, "neither true nor false", notices)
+        return truths
     numbers = pd.to_numeric(given, errors="coerce")
-    if target in _TEXTS or (source.factor is None and target not in _NUMBERS and not numbers.notna().any()):
+    if target in TEXTS or (source.factor is None and target not in NUMBERS and not numbers.notna().any()):
         return given
-    bad = numbers.isna() & given.notna()
-    if bad.any():
-        first = given[bad].iloc[0]
-        notices.append(
-            f"{int(bad.sum())} values of {source.column!r} are no numbers and are left empty, the first in row "
-            f"{int(np.flatnonzero(bad)[0]) + 1}: {str(first)[:40]!r}"
-        )
+    _note_bad(numbers.isna() & given.notna(), given, "no numbers", notices)
     return numbers if source.factor is None else numbers * source.factor
 
 
-def _without_nameless(frame: pd.DataFrame, notices: list[str]) -> pd.DataFrame:
-    nameless = frame["run"].isna()
-    if nameless.any():
-        notices.append(f"{int(nameless.sum())} rows have no run and are left out")
-    frame = frame[~nameless]
+def _note_bad(bad: pd.Series[bool], given: pd.Series[Any], what: str, notices: list[str]) -> None:
+    if bad.any():
+        notices.append(
+            f"{int(bad.sum())} values of {given.name!r} are {what} and are left empty, the first in row "
+            f"{int(np.flatnonzero(bad)[0]) + 1}: {str(given[bad].iloc[0])[:40]!r}"
+        )
+
+
+def _without_nameless(
+    frame: pd.DataFrame, raw: pd.DataFrame, spread: Iterable[str], notices: list[str]
+) -> pd.DataFrame:
+    """The rows that have a run, and a value for every column that stands in the name of a metric."""
+    named = {name: raw[name].isna() for target in spread for name in named_columns(target)}
+    for name, missing in {"run": frame["run"].isna(), **named}.items():
+        if missing.any():
+            notices.append(f"{int(missing.sum())} rows have no {name} and are left out")
+            frame = frame[~missing.loc[frame.index]]
     return frame.assign(run=frame["run"].astype(str))
 
 
@@ -123,7 +135,7 @@ def _spread(
     """Rows that differ in their metrics alone become one row with a column for each metric."""
     places = frame.groupby(list(frame.columns), sort=False, dropna=False).ngroup().to_numpy()
     rows = frame.iloc[np.unique(places, return_index=True)[1]].reset_index(drop=True)
-    repeated = 0
+    repeated, columns = 0, dict[str, list[Any]]()
     for target, source in spread.items():
         values = _values(raw, target, source, notices)
         values = pd.Series(values, index=raw.index)[frame.index]
@@ -133,10 +145,12 @@ def _spread(
         )
         repeated += len(names) - len(cells)
         for name in dict.fromkeys(names):
-            rows[name] = [cells.get((place, name), np.nan) for place in range(len(rows))]
+            if name in rows or name in columns:
+                raise UserError(f"Two entries of the map give the column {name!r}; change one of them.")
+            columns[name] = [cells.get((place, name), np.nan) for place in range(len(rows))]
     if repeated:
         notices.append(f"{repeated} results are there more than once; the last one is used")
-    return rows
+    return pd.concat([rows, pd.DataFrame(columns)], axis=1)
 
 
 def _filled(target: str, row: Mapping[Any, Any]) -> str:

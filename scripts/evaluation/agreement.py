@@ -10,13 +10,13 @@ from unittest.mock import patch
 import open_clip
 import torch
 from clip_benchmark.metrics import zeroshot_classification as benchmark
-from evaluation.models import random_model
-from evaluation.report import write_report
 from open_clip_train import zero_shot as stock
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
+from evaluation.models import random_model
+from evaluation.report import write_report
 from openclip_linattn.zeroshot.checkpoints import find_checkpoints
 from openclip_linattn.zeroshot.encoders.embeddings import Classifiers
 from openclip_linattn.zeroshot.encoders.models import LoadedModel
@@ -134,6 +134,7 @@ def _precisions(runs: Sequence[Path], data: Sequence[str]) -> list[dict[str, Any
         rows.append(
             {
                 "model": plain["model"],
+                "run": plain["run"],
                 "dataset": plain["dataset"],
                 "label_set": plain["label_set"],
                 "n": plain["n"],

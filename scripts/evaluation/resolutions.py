@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evaluation.report import write_report
 from rich.console import Console
 
+from evaluation.report import write_report
 from openclip_linattn.cli.evaluate.titles import short_names
 from openclip_linattn.zeroshot.checkpoints import find_checkpoints
 from openclip_linattn.zeroshot.evaluate import EvaluationOptions, evaluate
 from openclip_linattn.zeroshot.resolutions import image_tokens
 from openclip_linattn.zeroshot.results.accuracy_picture import accuracy_picture
-from openclip_linattn.zeroshot.results.looks import run_folder
+from openclip_linattn.zeroshot.results.looks import run_path
 from openclip_scaling.plot import save_figure
 
 
@@ -24,14 +24,14 @@ def measure(
     options = EvaluationOptions(label_sets=label_sets, image_sizes=sizes, save=False, batch_size=128)
     rows = evaluate(checkpoints, data, options, console=Console(stderr=True))
     path = write_report(out, "resolutions", {"sizes": list(sizes), "rows": [_short(row) for row in rows]})
-    names = short_names(str(run_folder(row)) for row in rows)
+    names = short_names(str(run_path(row)) for row in rows)
     save_figure(accuracy_picture(rows, names), path.with_suffix(".png"))
     return path
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     size = row["image_size"]
-    kept = ("model", "epoch", "dataset", "label_set", "n", "top1", "top1_interval")
+    kept = ("model", "run", "epoch", "dataset", "label_set", "n", "top1", "top1_interval")
     return {
         **{key: row[key] for key in kept},
         "image_size": size,

@@ -52,10 +52,10 @@ def _precisions(report: Report) -> Iterator[str]:
     if not report["precisions"]:
         return
     yield from _rows(
-        ["model", "labels", "images", "fp32", "amp_bf16", "points", "right in fp32 only", "in amp_bf16 only"],
+        ["run", "labels", "images", "fp32", "amp_bf16", "points", "right in fp32 only", "in amp_bf16 only"],
         *(
             [
-                row["model"],
+                _run(row),
                 f"{row['dataset']}, {row['label_set']}",
                 f"{row['n']:,}",
                 _percent(row["fp32"]),
@@ -112,15 +112,21 @@ def _speed(report: Report) -> Iterator[str]:
 def _resolutions(report: Report) -> Iterator[str]:
     rows = report["rows"]
     tokens = {row["image_size"]: row["tokens"] for row in rows}
-    lines: dict[tuple[str, str], dict[int, str]] = {}
+    lines: dict[tuple[str, str], dict[int, str]] = {}  # by run and labels
     for row in rows:
-        line = lines.setdefault((row["model"], f"{row['dataset']}, {row['label_set']}"), {})
+        line = lines.setdefault((_run(row), f"{row['dataset']}, {row['label_set']}"), {})
         trained = row["image_size"] == row["trained_image_size"]
         line[row["image_size"]] = f"**{_percent(row['top1'])}**" if trained else _percent(row["top1"])
     yield from _rows(
-        ["model", "labels", *(f"{size} px, {count} tokens" for size, count in tokens.items())],
+        ["run", "labels", *(f"{size} px, {count} tokens" for size, count in tokens.items())],
         *([*names, *(cells[size] for size in tokens)] for names, cells in lines.items()),
     )
+
+
+def _run(row: dict[str, Any]) -> str:
+    """The model, and the run where that has a name of its own."""
+    named = row["run"] not in (None, row["model"])
+    return f"{row['model']} ({row['run']})" if named else str(row["model"])
 
 
 def _percent(value: float) -> str:

@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.ladder.plan import read_ladder, short
+from openclip_linattn.ladder.remarks import remarks
 
 PLANS = Path(__file__).parents[2] / "scaling" / "plans"
 
@@ -131,6 +133,13 @@ REFUSALS = {
     "override's key": ({"overrides": [{"size": "ViT-T32-8", "lr": 1}]}, "overrides.0.lr: there is no such key"),
     "override's size": ({"overrides": [{"size": "ViT-B-16"}]}, "overrides.0.size: ViT-B-16 is not in the plan, which"),
     "override's value": ({"overrides": [{"batch": -1}]}, "overrides.0.batch: .*greater than 0, not -1"),
+    "abbreviated flag": ({"training": {**TRAINING, "flags": ["--accum=2"]}}, "training.flags: --accum=2 is set by"),
+    "cool-down": ({"training": {**TRAINING, "schedule": "const-cooldown"}}, "needs --epochs-cooldown=N among flags"),
+    "infinite": ({"training": {**TRAINING, "learning_rate": "1e999"}}, "training.learning_rate.0: .*finite number"),
+    "samples twice": ({"samples": [256, 256]}, "samples: a number is there twice"),
+    "name of samples": ({"samples": {"a/b": 256}}, "samples: 'a/b' is a part of names of folders and jobs"),
+    "empty source": ({"data": {"train": ""}}, "data.train: .*at least 1 character"),
+    "scale": ({"report": {"scale": "flops"}}, "report.scale: there is no scale flops; train_flop, samples_seen"),
     "no data": ({"data": {}}, "data: give either train, the shards to train on, or drawn"),
     "two data": ({"data": {"train": "a", "drawn": {}}}, "data: give either train, the shards to train on, or drawn"),
     "val of drawn": ({"data": {"drawn": {}, "val": "a"}}, "data: val and val_samples belong to train"),
@@ -171,12 +180,16 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path, text, sentence):
         read_ladder(tmp_path / "none.yaml", tmp_path)
 
 
+def test_what_a_plan_repeats_can_be_merged(tmp_path):
+    from openclip_linattn.ladder.plan_file import _Loader
+
+    assert yaml.load("a: &a {b: 1, c: 2}\nd: {<<: *a, c: 3}", _Loader)["d"] == {"b": 1, "c": 3}
+
+
 def test_numbers_in_a_plan_are_those_that_people_mean(tmp_path):
     from openclip_linattn.ladder.plan_file import _Loader
 
     text = "a: 1e-3\nb: 1_000\nc: 24:00:00\nd: 0.5\ne: 1.5e+2\nf: '7'\ng: ViT-B-16\nh: 1.\ni: -2\nj: .5"
-    import yaml
-
     assert yaml.load(text, _Loader) == {
         "a": 1e-3, "b": 1000, "c": "24:00:00", "d": 0.5, "e": 150.0, "f": "7", "g": "ViT-B-16", "h": 1.0, "i": -2,
         "j": 0.5,
@@ -192,6 +205,23 @@ def test_the_plans_that_come_with_the_package_are_right(path, tmp_path):
     assert tflops is not None
     estimate(ladder, Throughput(tflops, "assumed"), 1).check()
     assert f"openclip-linattn ladder scaling/plans/{path.name}" in path.read_text()
+    assert bool(remarks(ladder)) == (path.stem == "paper")
+
+
+def test_losses_that_cannot_be_fitted_are_told_beforehand(write_plan, tmp_path):
+    overrides = [{"size": "ViT-T64-8", "accumulation": 2}, {"size": "ViT-T32-8", "samples": 512, "batch": 64}]
+    data = {"train": "shards", "val": "held-out"}
+    for sections, found in (
+        ({"data": data, "overrides": overrides[:1]}, ["val_loss of 16, 32"]),
+        ({"overrides": overrides[:1]}, []),  # without a validation set
+        ({"data": data, "overrides": overrides[:1], "report": {"metrics": ["a/top1"]}}, []),
+        ({"overrides": overrides, "samples": [256, 512]}, ["train_loss of 32, 64"]),
+    ):
+        told = remarks(read_ladder(write_plan(**sections), tmp_path))
+        assert len(told) == len(found)
+        for sentence, (metric, sizes) in zip(told, (each.split(" ", 1) for each in found), strict=True):
+            assert sentence.startswith(f"{metric} will not be fitted")
+            assert sentence.endswith(sizes)
 
 
 def test_the_plan_on_laion400m_has_the_recipes_of_its_scripts(tmp_path):

@@ -6,16 +6,24 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from io import StringIO
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.ladder.attempt import Begin, followed
 from openclip_linattn.ladder.children import Children
+from openclip_linattn.ladder.climb import climb
 from openclip_linattn.ladder.failures import last_line
 from openclip_linattn.ladder.folders import check_settings
-from openclip_linattn.ladder.local import Machine, Slot, raise_failures, train_ladder
+from openclip_linattn.ladder.local import raise_failures, train_ladder
+from openclip_linattn.ladder.machine import Machine, Slot
+from openclip_linattn.ladder.plan import read_ladder
 from openclip_linattn.ladder.runs import Run
 
 
@@ -193,13 +201,68 @@ def test_cards_are_dealt_to_the_runs_that_train_side_by_side(make_run, stand_in,
     train_ladder(runs, Machine(2, gpus=4), after=lambda run, device: devices.append(device))
     assert sorted((tmp_path / "cards").read_text().split()) == ["4,5", "6,7"]
     assert sorted(devices) == ["cuda:0", "cuda:2"]
-    assert Slot().environment == {}
+    assert Slot().environment == {"CUDA_VISIBLE_DEVICES": ""}  # a run on the CPU takes no card
+
+
+def test_fewer_cards_than_the_plan_has_are_told_before_anything_is_trained(write_plan, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    path = write_plan(executor={"local": {"gpus": 2}})
+    with pytest.raises(UserError, match=r"executor\.local\.gpus is 2, and PyTorch sees 1 cards here"):
+        climb(read_ladder(path, tmp_path / "out"), Console(stderr=True))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_told(write_plan, tmp_path):
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UserError, match=f"--out {out} cannot be made a folder: "):
+            climb(read_ladder(write_plan(), out), Console(stderr=True))
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_an_interrupt_while_runs_are_begun_ends_those_that_have_begun(
+    new_run, stand_in, tmp_path, monkeypatch, capsys
+):
+    stand_in(f"touch {tmp_path}/started\nexec sleep 60")
+    submit = ThreadPoolExecutor.submit
+
+    def interrupted(*call: Any) -> None:
+        submit(*call)
+        wait_until((tmp_path / "started").exists)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train_ladder([new_run], Machine(1), retries=1)
+    assert "a: failed: exit status -15; " in capsys.readouterr().err
+
+
+def test_an_interrupt_says_which_evaluation_is_waited_for_and_begins_none(make_run):
+    runs = [make_run(name, epochs=2, status="finished") for name in ("a", "b")]
+    shown, evaluated = StringIO(), []
+    sentence = "a: it is being evaluated, and the ladder ends when that is done"
+
+    def evaluate(run: Run, device: str) -> None:
+        evaluated.append(run.name)
+        os.kill(os.getpid(), signal.SIGINT)
+        wait_until(lambda: sentence in shown.getvalue())
+
+    with pytest.raises(KeyboardInterrupt):
+        train_ladder(runs, Machine(1), after=evaluate, console=Console(file=shown))
+    assert evaluated == ["a"]
 
 
 LADDER = """
 import sys
 from pathlib import Path
-from openclip_linattn.ladder.local import Machine, train_ladder
+from openclip_linattn.ladder.local import train_ladder
+from openclip_linattn.ladder.machine import Machine
 from openclip_linattn.ladder.runs import Recipe, Run
 recipe = Recipe("a.tar", "b.tar", 8, epoch_samples=64, epochs=2, batch_size=8, learning_rate=1e-3, warmup_steps=1)
 sys.executable = sys.argv[2]  # what the ladder starts for each run
@@ -211,19 +274,17 @@ train_ladder([Run("a", "ViT-T32-8-linear", recipe, Path(sys.argv[1]))], Machine(
 def test_a_second_ladder_is_refused_and_children_end_with_theirs(new_run, tmp_path, ending):
     sleeper = tmp_path / "sleeper"
     sleeper.write_text(
-        f"#!/bin/sh\necho $$ > {tmp_path}/pid.part\nmv {tmp_path}/pid.part {tmp_path}/pid\nexec sleep 60\n"
+        f"#!/bin/sh\necho $$ > {tmp_path}/pid.part\nmv {tmp_path}/pid.part {tmp_path}/pid\nexec sleep 600\n"
     )
     sleeper.chmod(0o755)
     command = [sys.executable, "-c", LADDER, str(tmp_path), str(sleeper)]
     ladder = subprocess.Popen(command, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "pid").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until((tmp_path / "pid").exists)
     child = int((tmp_path / "pid").read_text())
     with pytest.raises(UserError, match="another ladder trains in"):
         train_ladder([new_run], Machine(1))
     ladder.send_signal(ending)
-    ladder.communicate(timeout=30)
+    ladder.communicate(timeout=300)  # a machine may be busy
     if ending == signal.SIGTERM:
         with pytest.raises(ProcessLookupError):
             os.kill(child, 0)

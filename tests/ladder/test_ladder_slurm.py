@@ -79,6 +79,17 @@ def test_a_job_that_fails_says_why_and_whether_to_try_again(new_run, job, trains
     assert ending.message.startswith(f"exit status {status}; error: no card (")
 
 
+def test_an_evaluation_that_breaks_down_is_told_and_tried_again(make_run, job, monkeypatch):
+    def evaluate(*_: object, **__: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("openclip_linattn.ladder.slurm_task.evaluate_run", evaluate)
+    run = make_run(epochs=2, status="finished")
+    assert TrainingTask(run, 1, 1.0, NOTHING)() == "failed"
+    ending = read_ending(run)
+    assert (ending.message, ending.again) == ("not evaluated: RuntimeError: out of memory", True)
+
+
 def test_a_job_of_a_finished_run_only_evaluates(make_run, job, trains_by, tmp_path):
     run = make_run(epochs=2, status="finished")
     trains_by(f"touch {tmp_path}/started")
@@ -270,7 +281,9 @@ def test_a_job_has_the_plan_s_options_and_a_cluster_that_does_not_take_it_is_nam
     write_plan, tmp_path, programs
 ):
     programs(squeue="", srun="", sbatch=f"cp $1 {tmp_path}/script\necho no such partition >&2\nexit 1")
-    path = write_plan(executor={"slurm": {"partition": "none", "options": {"constraint": "a100"}}})
+    path = write_plan(
+        executor={"slurm": {"partition": "none", "options": {"constraint": "a100", "exclusive": True}}}
+    )
     with pytest.raises(
         UserError, match=r"the cluster does not take the job of ViT-T64-8-softmax.*no such partition"
     ):
@@ -279,6 +292,7 @@ def test_a_job_has_the_plan_s_options_and_a_cluster_that_does_not_take_it_is_nam
     wanted = (
         "partition=none",
         "constraint=a100",
+        "exclusive",
         "time=1440",
         "requeue",
         "signal=USR2@300",

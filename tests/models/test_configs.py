@@ -29,7 +29,17 @@ def write(folder: Path, content: object, name: str = "ViT-mine-8-linear") -> Pat
 def test_every_shipped_config_is_valid():
     names = [config.name for config in read_configs(builtin_folder())]
     assert len(names) == len(set(names))
-    for size in ("ViT-S-16", "ViT-B-16", "ViT-L-16", "ViT-T32-8", "ViT-T64-8", "ViT-T96-8"):
+    sizes = (
+        "ViT-S-16",
+        "ViT-B-16",
+        "ViT-L-16",
+        "InfViT-4-16",
+        "ViT-T32-8",
+        "ViT-T48-8",
+        "ViT-T64-8",
+        "ViT-T96-8",
+    )
+    for size in sizes:
         for kind in (
             "softmax",
             "linear",
@@ -83,7 +93,7 @@ def tower(name: str) -> dict:
         ("vision_cfg", tower("linattn_w32_d3_h3_p8_n37_linear"), ["32", "3 heads"]),
         ("vision_cfg", tower("linattn_w32_d3_h2_p8_n37_lininfsa_text32"), ["lininfsa", "causal"]),
         ("vision_cfg", {"timm_model_name": 7}, ["timm_model_name is 7"]),
-        ("text_cfg", {"hf_model_name": "bert"}, ["unknown key text_cfg.hf_model_name"]),
+        ("text_cfg", {"hf_model_name": "bert"}, ["unknown key text_cfg.heads", "hf_tokenizer_name"]),
         ("text_cfg", {"witdh": 32}, ["unknown key text_cfg.witdh"]),
         ("text_cfg", {"heads": 5}, ["text_cfg.width 32", "5 heads"]),
         ("text_cfg", {"layers": 0}, ["text_cfg.layers is 0"]),

@@ -11,9 +11,12 @@ import pytest
 import torch
 from open_clip.transformer import VisionTransformer
 
+import openclip_linattn
 from openclip_linattn import add_model_configs, register
 from openclip_linattn.configs import builtin_folder
 from openclip_linattn.errors import UserError
+from openclip_linattn.image_tower import interpolate_positions
+from openclip_linattn.low_memory import low_memory_inference
 from openclip_linattn.ops import OPERATORS
 from openclip_linattn.registration import models
 from openclip_scaling.flops import clip_cost
@@ -43,6 +46,9 @@ def count(module: torch.nn.Module) -> int:
         "import clip_benchmark.cli; import open_clip",
         "import openclip_linattn.attention, open_clip",
         "import openclip_linattn.towers, open_clip",
+        "import openclip_linattn.image_tower, open_clip",
+        "import openclip_linattn.low_memory, open_clip",
+        "import openclip_linattn.infvit, open_clip",
         "import openclip_linattn.registration, open_clip",
         "import openclip_linattn.train, open_clip",
         "import openclip_linattn.zeroshot.evaluate, open_clip",
@@ -56,6 +62,15 @@ def test_a_fresh_process_finds_the_models(imports):
     assert "Warning" not in result.stderr
     mine = sorted(name for name in models() if name.startswith(("ViT-T", "ViT-B-16-normlinear")))
     assert result.stdout.strip().splitlines()[-1] == str(mine)
+
+
+def test_what_needs_torch_is_found_in_the_package_when_it_is_asked_for():
+    for name in openclip_linattn.__all__:
+        assert getattr(openclip_linattn, name) is not None
+    assert openclip_linattn.low_memory_inference is low_memory_inference
+    assert openclip_linattn.interpolate_positions is interpolate_positions
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        openclip_linattn.nothing  # noqa: B018
 
 
 @pytest.mark.slow

@@ -258,6 +258,20 @@ def test_wandb_folders_of_a_known_run_are_not_a_second_run(
     assert found.runs["attention"].tolist() == ["linear"]  # from the model that out.log prints
 
 
+def test_a_folder_of_wandb_that_two_runs_could_own_is_left_out(
+    log_writer: Any, fake: Any, write_run: Any, tmp_path: Path
+) -> None:
+    text = two_epochs(log_writer, fake.PARAMS)
+    first = text[: text.index(next(line for line in text.splitlines() if "Start epoch 1" in line))]
+    write_run("a/kept", first)
+    write_run("b/kept", first)
+    (wandb_folder(tmp_path) / "output.log").write_text(text, encoding="utf-8")
+    found = collect([tmp_path])
+    assert found.runs["run"].tolist() == ["a/kept", "b/kept"]
+    assert found.checkpoints["samples_seen"].tolist() == [32, 32]
+    assert "this folder is left out: 2 runs are called 'kept'" in notices_of(found)
+
+
 def test_a_summary_of_wandb_gives_the_last_values(fake: Any, tmp_path: Path) -> None:
     files = wandb_folder(tmp_path)
     (files / "config.yaml").write_text(config_yaml(fake.PARAMS), encoding="utf-8")
@@ -314,6 +328,14 @@ def test_an_exported_history_is_read(form: str, write_run: Any) -> None:
     assert frame["val_loss"].tolist() == [1.5, 1.25]
     assert frame["train_loss"].tolist() == pytest.approx([sum(LOSSES) / 4, 1.42])
     assert frame["hours"].tolist() == pytest.approx([3 / 3600, 7 / 3600])
+
+
+def test_an_exported_history_may_begin_with_the_last_row(write_run: Any) -> None:
+    folder = write_run("backwards")
+    (folder / "wandb-history.json").write_text(json.dumps(ROWS[::-1]), encoding="utf-8")
+    frame = collect([folder]).checkpoints
+    assert frame["hours"].tolist() == pytest.approx([3 / 3600, 7 / 3600])
+    assert frame["val_loss"].tolist() == [1.5, 1.25]
 
 
 def test_a_thinned_out_history_still_has_whole_epochs(write_run: Any) -> None:

@@ -135,6 +135,9 @@ def test_one_bad_law_is_a_sentence_without_other_notices(tmp_path: Path, capsys:
 def test_compare_gives_a_plain_verdict(ladder: Path, capsys: Any) -> None:
     assert run("compare", str(ladder), "--law", "power", *FAST) == 0
     assert "intervals from fewer than 5 runs are not reliable" in capsys.readouterr().out
+    assert run("compare", str(ladder), "--law", "power", *FAST, "--json") == 0
+    notices = strict_json(capsys.readouterr().out)["notices"]
+    assert any("the intervals are not reliable with 3 runs" in text for text in notices)
     assert run("compare", str(ladder), "--where", "attention=linear", *FAST) == 2
     assert "one group only (linear)" in capsys.readouterr().err
 
@@ -162,7 +165,9 @@ def test_a_prediction_beyond_every_number_is_null(tmp_path: Path, capsys: Any) -
 def test_predict_says_how_far_it_reaches(ladder: Path, capsys: Any) -> None:
     scales = ["--at", "1e11", "--at", "1e13"]
     assert run("predict", str(ladder), "--law", "power", *scales, *FAST, "--json") == 0
-    rows = strict_json(capsys.readouterr().out)["predictions"]
+    found = strict_json(capsys.readouterr().out)
+    assert any("the intervals are not reliable with 3 runs" in text for text in found["notices"])
+    rows = found["predictions"]
     assert [(row["group"], row["scale"]) for row in rows[:2]] == [("linear", 1e11), ("linear", 1e13)]
     assert rows[0]["decades_beyond"] == 0
     assert rows[1]["decades_beyond"] > 1

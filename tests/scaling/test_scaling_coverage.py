@@ -114,6 +114,22 @@ def test_every_difference_is_one_of_the_asked_number() -> None:
     assert set(found.without_interval) == {0}
 
 
+def test_the_stored_study_is_what_the_report_says_of_it() -> None:
+    stored = Path(__file__).parents[2] / "scaling" / "results" / "coverage" / "coverage.json"
+    found = pd.DataFrame(json.loads(stored.read_text(encoding="utf-8"))["rows"])
+    assert set(found.scenario) == set(BY_NAME)
+    assert set(found.runs) == {3, 5, 9, 18}
+    found = found[found.runs >= 9]
+    difference = found.quantity.str.startswith("difference")
+    hardly = (found.scenario == "saturating, hardly a floor") & (found.quantity.isin(["a", "b"]) | difference)
+    floors = found.scenario.isin(["saturating", "chinchilla", "power, frontier"]) & difference
+    assert found.covered.min() >= 0.93
+    assert found[~hardly & ~(floors & (found.runs == 9))].covered.max() <= 0.97
+    assert found[hardly & ~difference].covered.between(0.975, 0.995).all()
+    assert found[hardly & difference].covered.min() >= 0.985
+    assert found[floors].covered.max() <= 0.985
+
+
 def test_an_interval_that_is_too_narrow_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The count itself can fail: half the width covers far less."""
     monkeypatch.setattr("openclip_scaling.uncertainty.LEVEL", 0.6)

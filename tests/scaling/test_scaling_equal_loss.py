@@ -123,6 +123,24 @@ def test_what_is_extrapolated_or_never_reached_is_said() -> None:
     assert "; extrapolated, in decades: linear by " in far
 
 
+def test_a_level_that_no_number_can_reach_is_not_said_to_be_below_a_floor_of_zero() -> None:
+    frame = table(linear=runs_of(1.0, noise=0.0), softmax=runs_of(2.0, noise=0.0))
+    text = sentences(frame, "saturating", (1e-300,))[0]
+    assert "linear does not pass a validation loss of 1e-300 nats at any scale" in text
+
+
+def test_a_group_that_cannot_be_fitted_is_named_where_nothing_is_compared(
+    tmp_path: Path, capsys: Any
+) -> None:
+    frame = table(linear=runs_of(1.0), softmax=runs_of(2.0))
+    frame = frame[(frame["attention"] == "linear") | (frame.index == frame.index[-1])]
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    assert run("compare", str(tmp_path / "t.csv"), "--draws", "100") == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "No law could be fitted to two groups" in message
+    assert "softmax: no power fit: " in message
+
+
 def test_the_table_of_the_report_has_the_ratio_and_the_sentences() -> None:
     frame = table(linear=runs_of(3.0, seed=1), softmax=runs_of(1.0, seed=2))
     found = analyse(frame, Settings(laws=("power", "saturating"), draws=100))

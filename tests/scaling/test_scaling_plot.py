@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from openclip_scaling.analysis import Settings, analyse
 from openclip_scaling.curves_plot import SIZE_LINES, curves_figure, looks_of, metric_figure
 from openclip_scaling.flops import ATTENTION_MACS
-from openclip_scaling.plot import COLORS, scaling_figure, styles
+from openclip_scaling.plot import COLORS, save_figure, scaling_figure, styles
 from openclip_scaling.runs import Collection, collect
 
 
@@ -76,3 +78,11 @@ def test_curves_of_one_size_need_no_key_for_it(collection: Collection) -> None:
     assert legend_of(figure.axes[0]) == ["linear", "softmax"]
     drawn = [line for line in figure.axes[0].get_lines() if len(np.asarray(line.get_xdata()))]
     assert len(drawn) == 2 * 8  # every step and its mean, of each run
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_letters_that_the_font_lacks_do_not_end_a_report(tmp_path: Path, suffix: str) -> None:
+    figure = Figure()
+    figure.subplots().set_title("图像")
+    save_figure(figure, tmp_path / f"a.{suffix}")  # a warning would be an error here
+    assert (tmp_path / f"a.{suffix}").stat().st_size > 500

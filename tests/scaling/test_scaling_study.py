@@ -94,11 +94,72 @@ def test_units(entry: str, value: float, tmp_path: Path) -> None:
         ("gmac_per_pair: {column: gflops, unit: flops}", "use MAC, MMAC, GMAC"),
         ("hours: {column: hours, factor: -1}", "is not a positive number"),
         ("hours: {column: hours, factor: ten}", "is not a positive number"),
+        ("samples_seen: {value: 3 billion}", "'3 billion' is not a number"),
+        ("batch: {value: [1, 2]}", r"\[1, 2\] is not a number"),
+        ("diverged: {value: perhaps}", "'perhaps' is neither true nor false"),
+        ("family: {value: [x]}", r"\['x'\] is neither a text nor a number"),
+        (
+            '"{set}/top1": acc\n"{arch}/top1": acc\n"{set}/top1 ": acc\nin1k/top1: acc',
+            "give the column 'in1k/top1'",
+        ),
     ],
 )
 def test_a_wrong_map_is_a_sentence(columns: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         study(tmp_path, columns=columns)
+
+
+def test_one_value_for_all_rows_may_be_written_with_an_exponent(tmp_path: Path) -> None:
+    columns = (
+        "run: name\nsamples_seen: {value: 3e10}\ngmac_per_pair: n\nmodel: {value: 16}\npatch: {value: 16}\n"
+    )
+    (row,) = study(tmp_path, "name,n\na,2\n", columns).checkpoints.to_dict("records")
+    assert (row["samples_seen"], row["train_flop"]) == (3e10, 6 * 2e9 * 3e10)
+    assert (row["model"], row["patch"]) == ("16", 16)
+
+
+def test_rows_that_end_with_a_comma_do_not_shift_the_columns(tmp_path: Path) -> None:
+    columns = "run: name\nsamples_seen: n\nval_loss: loss\n"
+    frame = study(tmp_path, "name,n,loss\na,2,3.5,\nb,4,2.5,\n", columns).checkpoints
+    assert frame[["run", "samples_seen", "val_loss"]].values.tolist() == [["a", 2, 3.5], ["b", 4, 2.5]]
+    with pytest.raises(
+        UserError, match=r"study.csv is not a CSV table: its rows have more cells than its head"
+    ):
+        study(tmp_path, "name,n,loss\na,2,3.5,7\nb,4,2.5,7\n", columns)
+
+
+def test_runs_whose_names_are_digits_stay_apart(tmp_path: Path) -> None:
+    found = study(tmp_path, "name,n\n001,2\n1,3\n,4\n", "run: name\nsamples_seen: n\n")
+    assert found.runs["run"].tolist() == ["001", "1"]
+
+
+def test_every_way_to_say_that_a_run_diverged_is_understood(tmp_path: Path) -> None:
+    table = "name,n,bad\na,1,1\nb,1,True\nc,1,no\nd,1,maybe\ne,1,\n"
+    found = study(tmp_path, table, "run: name\nsamples_seen: n\ndiverged: bad\n")
+    assert found.checkpoints["diverged"].tolist()[:3] == [True, True, False]
+    assert found.checkpoints["diverged"].isna().tolist() == [False, False, False, True, True]
+    assert "1 values of 'bad' are neither true nor false and are left empty, the first in row 4: 'maybe'" in (
+        notices_of(found)
+    )
+
+
+def test_rows_without_the_name_of_a_metric_are_named(tmp_path: Path) -> None:
+    found = study(tmp_path, TABLE + "c,B/8,30,9,,45,3\n")
+    assert [name for name in found.checkpoints.columns if "top1" in name] == ["in1k/top1", "coco/top1"]
+    assert found.runs["run"].tolist() == ["a", "b"]
+    assert "1 rows have no set and are left out" in notices_of(found)
+
+
+def test_a_table_without_a_usable_row_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no row that can be used \(2 rows have no run"):
+        study(tmp_path, "name,n\n,1\n,2\n", "run: name\nsamples_seen: n\n")
+
+
+def test_results_on_many_sets_are_one_row(tmp_path: Path) -> None:
+    rows = "".join(f"a,x,1,1,set{number},50,1\n" for number in range(150))
+    found = study(tmp_path, TABLE.splitlines()[0] + "\n" + rows)
+    assert len(found.checkpoints) == 1
+    assert found.checkpoints.filter(like="/top1").shape[1] == 150
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -172,6 +233,10 @@ def test_a_study_and_own_runs_are_one_table(
         ([], "Give run folders, or a table"),
         (["--csv", "x.csv"], "--csv and --columns go together"),
         (["--csv", "absent.csv", "--columns", "absent.yaml"], "Cannot read absent.yaml"),
+        (
+            ["--csv", "x.csv", "--columns", "x.yaml", "-o", "./x.csv"],
+            "x.csv is an input; give --output another",
+        ),
     ],
 )
 def test_half_of_a_study_is_refused(

@@ -1,6 +1,7 @@
 """The picture of an evaluation: learning curves, and accuracy against resolution."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,29 @@ def test_curves_of_single_points_stand_alone_only(
         evaluate(last, [data_folder], wanted), {str(run): run.name for run in runs}
     ).axes
     assert axes.get_xlabel().startswith(xlabel)
+
+
+def test_checkpoints_outside_a_run_are_lines_of_their_own(
+    runs: list[Path], data_folder: Path, tmp_path: Path, make: Any
+) -> None:
+    lone = [tmp_path / "lone" / name for name in ("first.pt", "second.pt")]
+    lone[0].parent.mkdir()
+    for epoch, path in enumerate(lone, start=1):
+        shutil.copy(runs[0] / "checkpoints" / f"epoch_{epoch}.pt", path)
+    wanted = EvaluationOptions(workers=0, label_sets=["color"], image_sizes=[32, 64], model=make.model)
+    (axes,) = accuracy_picture(
+        evaluate(lone, [data_folder], wanted), {str(path): path.name for path in lone}
+    ).axes
+    curves = {line.get_label(): len(line.get_xdata()) for line in axes.lines if "pt" in str(line.get_label())}
+    assert curves == {"first.pt (softmax)": 2, "second.pt (softmax)": 2}
+
+
+def test_the_legend_names_runs_that_only_later_panels_have(runs: list[Path], data_folder: Path) -> None:
+    wanted = EvaluationOptions(workers=0, label_sets=["color", "shape"], image_sizes=[32, 64])
+    rows = evaluate([run / "checkpoints" / "epoch_2.pt" for run in runs], [data_folder], wanted)
+    kept = [row for row in rows if (row["run"], row["label_set"]) != ("b", "color")]
+    figure = accuracy_picture(kept, {str(run): run.name for run in runs})
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a (softmax)", "b (softmax)"]
 
 
 def test_one_foreign_size_is_no_curve(runs: list[Path], data_folder: Path) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot import tasks as tasks_module
-from openclip_linattn.zeroshot.checkpoints import find_checkpoints
+from openclip_linattn.zeroshot.checkpoints import Checkpoint, find_checkpoints
 from openclip_linattn.zeroshot.encoders import embeddings as embeddings_module
 from openclip_linattn.zeroshot.encoders import encoding as encoding_module
 from openclip_linattn.zeroshot.encoders.embeddings import class_embeddings
@@ -356,6 +356,20 @@ def test_a_faulty_image_leaves_the_other_sets_and_checkpoints(
     assert [(row["epoch"], row["dataset"]) for row in caught.value.rows] == [(2, "figures"), (10, "figures")]
     assert saved(run) == caught.value.rows
     assert read == ["faulty", "figures", "figures"]
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile_is_named_and_the_others_go_on(
+    run: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(*named: Any) -> list[Checkpoint]:
+        checkpoints = find_checkpoints(*named)
+        (run / "checkpoints" / "epoch_2.pt").unlink()
+        return checkpoints
+
+    monkeypatch.setattr("openclip_linattn.zeroshot.evaluate.find_checkpoints", found)
+    with pytest.raises(EvaluationError, match=r"epoch_2\.pt is no longer there") as caught:
+        evaluate([run], [data_folder], options(label_sets=["color"]))
+    assert [row["epoch"] for row in caught.value.rows] == [10]
 
 
 def test_rows_of_a_set_that_is_damaged_now_are_kept(

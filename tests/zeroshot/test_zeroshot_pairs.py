@@ -131,6 +131,30 @@ def test_nothing_to_compare_is_said(cli: Any, runs: list[Path], data_folder: Pat
     assert "there is nothing to compare" in alone.stderr
 
 
+def test_what_failed_is_said_beside_what_could_not_be_compared_or_drawn(
+    cli: Any, runs: list[Path], data_folder: Path, tmp_path: Path
+) -> None:
+    checkpoint(runs[1]).write_bytes(b"cut")
+    asked = ("--data", data_folder, "--against", checkpoint(runs[1]), "--picture", tmp_path / "a.png")
+    result = cli(*map(checkpoint, runs), *asked)
+    assert result.exit_code == 2
+    assert result.stderr.count("error: ") == 2
+    assert "epoch_1.pt does not load" in result.stderr
+    assert "there is nothing to compare" in result.stderr
+    assert (tmp_path / "a.png").exists()
+
+
+def test_sets_of_clip_benchmark_are_left_out_of_comparisons(runs: list[Path], data_folder: Path) -> None:
+    rows = evaluate(list(map(checkpoint, runs)), [data_folder], SAVED)
+    foreign = [{**row, "data": "cifar10@/sets", "label_set": "clip_benchmark"} for row in rows]
+    for row in foreign:
+        del row["predictions"]
+    pairs = compare_rows([*rows, *foreign], {row["checkpoint"]: "x" for row in rows}, AnswerBook())
+    assert [pair.data for pair in pairs] == [rows[0]["data"]]
+    with pytest.raises(UserError, match="with --data a set for classification"):
+        compare_rows(foreign, {}, AnswerBook())
+
+
 @pytest.mark.parametrize("folder", ["one", "two"])
 def test_lone_checkpoints_are_compared_without_predictions_on_disk(
     cli: Any, runs: list[Path], data_folder: Path, tmp_path: Path, make: Any, folder: str

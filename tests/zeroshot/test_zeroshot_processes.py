@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from openclip_linattn.errors import UserError
+from openclip_linattn.zeroshot.checkpoints import CheckpointError
 from openclip_linattn.zeroshot.processes import Processes
+from openclip_linattn.zeroshot.sets.streaming import DataError
 
 CHILD = """
 import sys
@@ -146,6 +149,31 @@ def test_a_faulty_image_ends_all_processes_with_one_sentence(launch: Any, tmp_pa
     assert result.stderr.count("error: ") == 1
     assert "000.png cannot be read as an image" in result.stderr
     assert not (run / "checkpoints" / "zeroshot.jsonl").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_processes_that_fail_differently_raise_the_same(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [DataError("a broken image"), CheckpointError("not finite")]
+
+    def gather(everyone: list[Any], own: tuple[None, UserError]) -> None:
+        assert own == (None, errors[rank])
+        everyone[:] = [(None, error) for error in errors]
+
+    def fail() -> None:
+        raise errors[rank]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    with pytest.raises(DataError, match="a broken image"):
+        Processes(rank, 2).collect(fail)
+
+
+def test_a_process_that_did_its_work_hears_of_another_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather(everyone: list[Any], own: tuple[int, None]) -> None:
+        everyone[:] = [own, (None, UserError("the second failed"))]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    with pytest.raises(UserError, match="the second failed"):
+        Processes(0, 2).collect(lambda: 3)
 
 
 def test_one_process_does_the_work_itself() -> None:

@@ -1,6 +1,7 @@
 """The command `openclip-linattn eval`: its options, what it does with them, and how it ends."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,6 @@ from rich.console import Console
 
 from openclip_linattn.cli.evaluate.picture import check_picture, draw_curves
 from openclip_linattn.cli.evaluate.screen import check_pairs, show_pairs, show_rows
-from openclip_linattn.cli.evaluate.titles import Row
 from openclip_linattn.errors import UserError
 
 
@@ -83,7 +83,8 @@ def evaluate_command(  # noqa: PLR0913  (the parameters are the command's option
     ] = None,
     per_class: Annotated[bool, typer.Option("--per-class", help="Print top-1 of every class too.")] = False,
     paired: Annotated[
-        bool, typer.Option("--paired", help="Compare every two checkpoints image by image (McNemar's test).")
+        bool,
+        typer.Option("--paired", help="Compare every two checkpoints on --data, by image (McNemar's test)."),
     ] = False,
     against: Annotated[
         Path | None, typer.Option(help="Compare the checkpoints image by image with this one only.")
@@ -103,13 +104,14 @@ def evaluate_command(  # noqa: PLR0913  (the parameters are the command's option
 
     Under torchrun (`torchrun --nproc_per_node 2 -m -- openclip_linattn.cli eval ...`) the images are dealt out.
     """
-    from openclip_linattn.zeroshot.evaluate import EvaluationOptions, evaluate  # late: --help stays quick
+    # Late: --help stays quick.
+    from openclip_linattn.zeroshot.evaluate import EvaluationError, EvaluationOptions, evaluate
     from openclip_linattn.zeroshot.processes import first_process
     from openclip_linattn.zeroshot.results.answers import AnswerBook
 
     notices = Console(stderr=True, quiet=not first_process())
-    failure: UserError | None
-    try:
+    failures: list[UserError] = []
+    with _noted(failures):
         options = EvaluationOptions(
             model=model,
             label_sets=tuple(label_set or ()),
@@ -134,32 +136,31 @@ def evaluate_command(  # noqa: PLR0913  (the parameters are the command's option
             check_pairs(checkpoints, model, against=against)
         check_picture(picture)
         answers = AnswerBook()
-        rows, failure = _rows(
-            lambda: evaluate(
-                checkpoints, data or (), options, output=output, console=notices, answers=answers
-            )
-        )
+        try:
+            rows = evaluate(checkpoints, data or (), options, output=output, console=notices, answers=answers)
+        except EvaluationError as error:
+            rows = error.rows
+            failures.append(error)
         if first_process() and rows:
             show_rows(rows, as_json=as_json, per_class=per_class)
-            # JSON stands alone on the standard output.
-            show_pairs(rows, answers, notices if as_json else Console(), wanted=wanted, against=against)
-            if picture is not None:
+            with _noted(failures):
+                # JSON stands alone on the standard output.
+                show_pairs(rows, answers, notices if as_json else Console(), wanted=wanted, against=against)
+            with _noted(failures):
                 draw_curves(rows, picture)
-    except UserError as error:
-        failure = error
-    if failure is not None:
+    for failure in failures:
         notices.print(f"error: {failure}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from failure
+    if failures:
+        raise typer.Exit(2) from failures[0]
 
 
-def _rows(find: Callable[[], list[Row]]) -> tuple[list[Row], UserError | None]:
-    """Return the rows that were found, and what failed while others did not."""
-    from openclip_linattn.zeroshot.evaluate import EvaluationError
-
+@contextmanager
+def _noted(failures: list[UserError]) -> Iterator[None]:
+    """Add to `failures` the UserError that ends the block."""
     try:
-        return find(), None
-    except EvaluationError as error:
-        return error.rows, error
+        yield
+    except UserError as error:
+        failures.append(error)
 
 
 def _sizes(text: str | None) -> tuple[int, ...]:

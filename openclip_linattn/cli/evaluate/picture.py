@@ -19,10 +19,15 @@ def check_picture(path: Path | None) -> None:
     check_writable(path)
 
 
-def draw_curves(rows: Sequence[Row], path: Path) -> None:
-    """Draw the rows' accuracies against samples seen and image size; raises UserError where there is no curve."""
+def draw_curves(rows: Sequence[Row], path: Path | None) -> None:
+    """Draw the rows' accuracies against samples seen and image size to `path`, if there is one.
+
+    Raises UserError where there is no curve.
+    """
+    if path is None:
+        return
     from openclip_linattn.zeroshot.results.accuracy_picture import accuracy_picture
-    from openclip_linattn.zeroshot.results.looks import run_folder
+    from openclip_linattn.zeroshot.results.looks import run_path
     from openclip_scaling.plot import save_figure
 
-    save_figure(accuracy_picture(rows, short_names(str(run_folder(row)) for row in rows)), path)
+    save_figure(accuracy_picture(rows, short_names(str(run_path(row)) for row in rows)), path)

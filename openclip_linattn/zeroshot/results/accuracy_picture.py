@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.results.learning_curves import learning_panels, learning_rows
-from openclip_linattn.zeroshot.results.looks import run_folder, run_looks
+from openclip_linattn.zeroshot.results.looks import run_looks, run_path
 from openclip_linattn.zeroshot.results.picture import figure_of
 from openclip_linattn.zeroshot.results.resolution_curves import resolution_panels, resolution_rows
 from openclip_linattn.zeroshot.results.rows import Row
@@ -35,5 +35,5 @@ def accuracy_picture(rows: Sequence[Row], names: Mapping[str, str]) -> Figure:
 def _several_epochs(rows: Sequence[Row]) -> bool:
     epochs: dict[str, set[int]] = {}
     for row in rows:
-        epochs.setdefault(str(run_folder(row)), set()).add(int(row["epoch"]))
+        epochs.setdefault(str(run_path(row)), set()).add(int(row["epoch"]))
     return any(len(each) > 1 for each in epochs.values())

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from openclip_linattn.manifest import Manifest
-from openclip_linattn.zeroshot.results.looks import Look, by_question, run_folder, set_title
+from openclip_linattn.zeroshot.results.looks import Look, run_path, set_title
 from openclip_linattn.zeroshot.results.picture import Panel
-from openclip_linattn.zeroshot.results.rows import Row
+from openclip_linattn.zeroshot.results.rows import Row, by_question
 from openclip_scaling.plot import tidy
 
 
@@ -32,12 +32,12 @@ def learning_panels(rows: Sequence[Row], looks: Mapping[Path, Look]) -> list[Pan
 
 def samples_seen(row: Row) -> int:
     """Return the samples that a row's run had seen at its epoch, by run.json; 0 where that is not known."""
-    return Manifest(run_folder(row) / "run.json").seen_before(int(row["epoch"]))["samples"]
+    return Manifest(run_path(row) / "run.json").seen_before(int(row["epoch"]))["samples"]
 
 
 def _draw(rows: Sequence[Row], samples: Mapping[str, int], looks: Mapping[Path, Look], axes: Axes) -> None:
     for folder, look in looks.items():
-        own = [row for row in rows if run_folder(row) == folder]
+        own = [row for row in rows if run_path(row) == folder]
         x = [samples[str(row["checkpoint"])] if samples else int(row["epoch"]) for row in own]
         look.draw(axes, x, own)
     set_title(axes, rows[0])

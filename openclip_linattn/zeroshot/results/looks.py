@@ -8,6 +8,8 @@ from pathlib import Path
 import open_clip
 from matplotlib.axes import Axes
 
+from openclip_linattn.epochs import numbered_epoch
+from openclip_linattn.zeroshot.checkpoints import CHECKPOINT_FOLDER
 from openclip_linattn.zeroshot.results.rows import Row
 from openclip_scaling.errors import UserError as NotCounted
 from openclip_scaling.flops import clip_cost
@@ -50,7 +52,7 @@ class Look:
 
 def run_looks(rows: Sequence[Row], names: Mapping[str, str]) -> dict[Path, Look]:
     """Return the look of every run in `rows`; `names` says what a run's folder is called."""
-    models = {run_folder(row): str(row["model"]) for row in rows}
+    models = {run_path(row): str(row["model"]) for row in rows}
     attentions = {folder: _attention(model) for folder, model in models.items()}
     style = styles(sorted(set(attentions.values())))
     lines = {attention: cycle(LINES) for attention in style}
@@ -60,19 +62,12 @@ def run_looks(rows: Sequence[Row], names: Mapping[str, str]) -> dict[Path, Look]
     }
 
 
-def run_folder(row: Row) -> Path:
-    """Return the folder of a row's run; that of the checkpoint where it lies in none."""
+def run_path(row: Row) -> Path:
+    """Return the folder of a row's run; outside one the folder of an epoch_N.pt, or another checkpoint itself."""
     path = Path(str(row["checkpoint"]))
-    return path.parent.parent if row["run"] is not None and path.parent.name == "checkpoints" else path.parent
-
-
-def by_question(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return the rows in groups of one set and label set, and of one training set of a probe."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        key = str(row["data"]), str(row["label_set"]), str(row.get("train_data"))
-        groups.setdefault(key, []).append(row)
-    return list(groups.values())
+    if row["run"] is None:
+        return path if numbered_epoch(path) is None else path.parent
+    return path.parent.parent if path.parent.name == CHECKPOINT_FOLDER else path.parent
 
 
 def set_title(axes: Axes, row: Row) -> None:

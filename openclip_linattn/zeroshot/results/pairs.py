@@ -9,9 +9,12 @@ from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.checkpoints import Checkpoint
 from openclip_linattn.zeroshot.results.answers import AnswerBook
 from openclip_linattn.zeroshot.results.paired import Comparison, compare
-from openclip_linattn.zeroshot.results.rows import Row
+from openclip_linattn.zeroshot.results.rows import Row, by_question
+from openclip_linattn.zeroshot.tasks import BENCHMARK
 
-_NOTHING = "there is nothing to compare: name two checkpoints or more, and a set for classification"
+_NOTHING = (
+    "there is nothing to compare: name two checkpoints or more, and with --data a set for classification"
+)
 
 
 @dataclass(frozen=True)
@@ -28,20 +31,18 @@ def check_comparison(checkpoints: Sequence[Checkpoint], against: Path | None) ->
     """Raise UserError where these checkpoints cannot be compared once they are evaluated."""
     if len(checkpoints) < 2:
         raise UserError(_NOTHING)
-    if against is not None:
-        _check_base({str(each.path) for each in checkpoints}, against)
+    if against is not None and _path(against) not in {str(each.path) for each in checkpoints}:
+        raise UserError(f"{against} is not among the checkpoints that are evaluated; name its file there too")
 
 
 def comparable(rows: Iterable[Row]) -> list[tuple[Row, Row]]:
     """Return every two rows of two checkpoints that answer one question with a top-1.
 
-    Checkpoints are compared each at the image size of its training, and wherever they were evaluated at one size.
+    Checkpoints are compared each at the image size of its training, and wherever they were evaluated at one size. Sets
+    of clip_benchmark are left out: their images have no names, by which the answers of two would be matched.
     """
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        if "top1" in row:
-            groups.setdefault(_question(row), []).append(row)
-    pairs = [pair for group in groups.values() for pair in combinations(group, 2) if _alike(*pair)]
+    answered = [row for row in rows if "top1" in row and row["label_set"] != BENCHMARK]
+    pairs = [pair for group in by_question(answered) for pair in combinations(group, 2) if _alike(*pair)]
     return sorted(pairs, key=lambda pair: _resized(*pair) or 0)
 
 
@@ -54,20 +55,16 @@ def compare_rows(
     where there is nothing to compare.
     """
     pairs = comparable(rows)
+    if against is not None:
+        pairs = _with_base(pairs, _path(against))
     if not pairs:
         raise UserError(_NOTHING)
-    if against is not None:
-        pairs = _with_base(pairs, _check_base({str(row["checkpoint"]) for row in rows}, against))
     found = []
     for pair in pairs:
         first, second = (answers.of(row, names[str(row["checkpoint"])]) for row in pair)
         row = pair[0]
         found.append(Pair(str(row["data"]), str(row["label_set"]), _resized(*pair), compare(first, second)))
     return found
-
-
-def _question(row: Row) -> tuple[str, ...]:
-    return str(row["data"]), str(row["label_set"]), str(row.get("train_data"))
 
 
 def _alike(first: Row, second: Row) -> bool:
@@ -81,11 +78,9 @@ def _resized(first: Row, second: Row) -> int | None:
     return next((row["image_size"] for row in (first, second) if "trained_image_size" in row), None)
 
 
-def _check_base(checkpoints: set[str], against: Path) -> str:
-    base = str(against.parent.resolve() / against.name)
-    if base not in checkpoints:
-        raise UserError(f"{against} is not among the checkpoints that are evaluated; name its file there too")
-    return base
+def _path(checkpoint: Path) -> str:
+    """Return the path of a checkpoint as rows have it."""
+    return str(checkpoint.parent.resolve() / checkpoint.name)
 
 
 def _with_base(pairs: Iterable[tuple[Row, Row]], base: str) -> list[tuple[Row, Row]]:

@@ -21,6 +21,9 @@ def figure_of(panels: Sequence[Panel], runs: int) -> Figure:
         draw(axes)
     for axes in grid[len(panels) :]:
         axes.remove()
-    handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", frameon=False, fontsize=8)
+    keys = [axes.get_legend_handles_labels() for axes in figure.axes]
+    lines_of = {label: line for key in keys for line, label in zip(*key, strict=True)}
+    figure.legend(
+        list(lines_of.values()), list(lines_of), loc="outside lower left", frameon=False, fontsize=8
+    )
     return figure

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from openclip_linattn.zeroshot.resolutions import image_tokens
-from openclip_linattn.zeroshot.results.looks import Look, by_question, run_folder, set_title
+from openclip_linattn.zeroshot.results.looks import Look, run_path, set_title
 from openclip_linattn.zeroshot.results.picture import Panel
-from openclip_linattn.zeroshot.results.rows import Row
+from openclip_linattn.zeroshot.results.rows import Row, by_question
 from openclip_scaling.plot import tidy
 
 
@@ -19,8 +19,8 @@ def resolution_rows(rows: Sequence[Row]) -> list[Row]:
     found = [row for row in rows if "top1" in row and isinstance(row["image_size"], int)]
     last: dict[Path, int] = {}
     for row in found:
-        last[run_folder(row)] = max(last.get(run_folder(row), 0), int(row["epoch"] or 0))
-    latest = [row for row in found if int(row["epoch"] or 0) == last[run_folder(row)]]
+        last[run_path(row)] = max(last.get(run_path(row), 0), int(row["epoch"] or 0))
+    latest = [row for row in found if int(row["epoch"] or 0) == last[run_path(row)]]
     return [row for group in by_question(latest) if _several_sizes(group) for row in group]
 
 
@@ -46,7 +46,7 @@ def _draw(rows: Sequence[Row], looks: Mapping[Path, Look], axes: Axes) -> None:
     for row in sorted(rows, key=lambda row: int(row["image_size"])):
         lines.setdefault(str(row["checkpoint"]), []).append(row)
     for own in lines.values():
-        look = looks[run_folder(own[0])]
+        look = looks[run_path(own[0])]
         look.draw(axes, [row["image_size"] for row in own], own)
         trained = [row for row in own if "trained_image_size" not in row]
         axes.plot(

@@ -5,13 +5,13 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.files import write_text
-from openclip_linattn.zeroshot.checkpoints import Checkpoint
+from openclip_linattn.zeroshot.checkpoints import Checkpoint, CheckpointError
 
 RESULTS_FILE = "zeroshot.jsonl"
 Row = dict[str, Any]
@@ -24,9 +24,13 @@ def inputs_digest(
     """Return what a row depends on: the checkpoint's size and time, and a digest of everything else.
 
     `stamp` and `definition` are those of its `Question`. A kept row is valid as long as this is equal, so that an
-    overwritten epoch_latest.pt, changed images, templates, settings or another precision are evaluated anew.
+    overwritten epoch_latest.pt, changed images, templates, settings or another precision are evaluated anew. Raises
+    CheckpointError where the file is gone, as a run that goes on may delete its older ones.
     """
-    state = checkpoint.path.stat()
+    try:
+        state = checkpoint.path.stat()
+    except OSError as error:
+        raise CheckpointError(f"{checkpoint.path} is no longer there ({error.strerror})") from error
     settings = sorted(checkpoint.settings.items())
     text = json.dumps([checkpoint.model, settings, precision, stamp, definition], default=str)
     return {
@@ -45,6 +49,15 @@ def row_key(row: Row) -> RowKey:
     size = row["image_size"] if "trained_image_size" in row else None
     training = (str(row["train_data"]),) if "train_data" in row else ()
     return Path(str(row["checkpoint"])).name, str(row["data"]), str(row["label_set"]), size, *training
+
+
+def by_question(rows: Iterable[Row]) -> list[list[Row]]:
+    """Return the rows in groups of one set and label set, and of one training set of a probe."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        key = str(row["data"]), str(row["label_set"]), str(row.get("train_data"))
+        groups.setdefault(key, []).append(row)
+    return list(groups.values())
 
 
 def read_rows(folder: Path) -> dict[RowKey, Row]:

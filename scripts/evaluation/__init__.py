@@ -1,0 +1,1 @@
+"""The measurements of scripts/measure_evaluation.py, a module each."""

@@ -1,0 +1,187 @@
+"""Low-memory inference gives the features of the plain forward pass, in the memory of one residual stream."""
+
+import copy
+
+import open_clip
+import pytest
+import torch
+from open_clip.transformer import VisionTransformer
+from torch import nn
+
+from openclip_linattn import convert_attention
+from openclip_linattn.bench.memory import with_peak
+from openclip_linattn.errors import UserError
+from openclip_linattn.image_tower import interpolate_positions
+from openclip_linattn.low_memory import low_memory_inference
+from openclip_linattn.ops import OPERATORS
+
+CPU = torch.device("cpu")
+
+
+def model_of(kind: str, **options: object) -> nn.Module:
+    torch.manual_seed(0)
+    return open_clip.create_model(f"ViT-T32-8-{kind}", **options).eval()
+
+
+def images_of(batch: int, height: int = 48, width: int = 48) -> torch.Tensor:
+    return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(1))
+
+
+def plain_features(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model.encode_image(images)
+
+
+def assert_near(got: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+    assert got.dtype == expected.dtype
+    assert ((got.double() - expected.double()).norm() / expected.double().norm()).item() < tolerance
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 21, 8192])
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_features_are_those_of_the_plain_pass(kind, tokens_per_chunk):
+    model = model_of(kind, force_image_size=(40, 72))
+    images = images_of(3, 40, 72)
+    expected = plain_features(model, images)
+    with low_memory_inference(model, tokens_per_chunk=tokens_per_chunk):
+        got = model.encode_image(images)
+    assert not got.requires_grad
+    assert_near(got, expected)
+
+
+def test_the_model_stays_as_it_was():
+    model = model_of("neumannlinear")
+    images = images_of(2)
+    keys, expected = list(model.state_dict()), plain_features(model, images)
+    with low_memory_inference(model):
+        assert list(model.state_dict()) == keys
+        texts = model.encode_text(open_clip.get_tokenizer("ViT-T32-8-softmax")(["a", "b"]))
+        assert texts.requires_grad
+    assert torch.equal(plain_features(model, images), expected)
+    model.encode_image(images).sum().backward()
+    assert model.visual.conv1.weight.grad is not None
+
+
+def test_it_ends_with_the_block_and_with_an_error_and_nests():
+    model = model_of("linear")
+    images = images_of(1)
+    with pytest.raises(ZeroDivisionError), low_memory_inference(model):
+        1 / 0  # noqa: B018
+    assert model.encode_image(images).requires_grad
+    with low_memory_inference(model):
+        with low_memory_inference(model.visual, tokens_per_chunk=3):
+            assert not model.encode_image(images).requires_grad
+        assert not model.encode_image(images).requires_grad
+    assert model.encode_image(images).requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:.*Profiler")
+@pytest.mark.parametrize(
+    "kind", ["normlinear", "lininfsa", "neumannlinear", "linear", "linearelu", "normlinearmean"]
+)
+def test_the_peak_is_one_residual_stream_and_chunks(kind):
+    torch.manual_seed(0)
+    visual = open_clip.create_model(f"ViT-T32-8-{kind}", force_image_size=768).visual.eval()
+    images = images_of(1, 768, 768)
+    stream = (96**2 + 1) * 32 * 4
+
+    def run() -> torch.Tensor:
+        with torch.no_grad():
+            return visual(images)
+
+    assert with_peak(run, CPU)[1] > 5 * stream
+    with low_memory_inference(visual, tokens_per_chunk=512):
+        assert with_peak(run, CPU)[1] < 1.7 * stream
+
+
+@pytest.mark.filterwarnings("ignore:.*Profiler")
+@pytest.mark.parametrize("kind", ["softmax", "infsa"])
+def test_quadratic_kinds_hold_their_projection_too_but_no_weights(kind):
+    visual = model_of(kind, force_image_size=384).visual
+    images = images_of(1, 384, 384)
+    stream = (48**2 + 1) * 32 * 4
+    with low_memory_inference(visual, tokens_per_chunk=256):
+        assert with_peak(lambda: visual(images), CPU)[1] < 12 * stream
+
+
+@pytest.mark.parametrize("kind", ["softmax", "normlinear", "lininfsa", "neumannlinear"])
+def test_lower_precisions_stay_near_the_plain_pass(kind):
+    model, images = model_of(kind), images_of(2)
+    exact, half = plain_features(model, images), copy.deepcopy(model).bfloat16()
+    with low_memory_inference(model, tokens_per_chunk=16), torch.autocast("cpu", dtype=torch.bfloat16):
+        got = model.encode_image(images)
+    with low_memory_inference(half, tokens_per_chunk=16):
+        again = half.encode_image(images.bfloat16())
+    assert got.dtype == again.dtype == torch.bfloat16
+    assert_near(got.float(), exact, 1e-2)
+    assert_near(again.float(), exact, 1e-2)
+
+
+def test_positions_are_interpolated_a_band_at_a_time():
+    model, images = model_of("normlinear"), images_of(2, 64, 120)
+    interpolate_positions(model)
+    expected = plain_features(model, images)
+    with low_memory_inference(model, tokens_per_chunk=20):
+        assert_near(model.encode_image(images), expected)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_runs_uncompiled_inside_and_compiled_again_after():
+    model, images = model_of("normlinear"), images_of(2)
+    graphs = []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model.visual, backend=backend, fullgraph=True)
+    with torch.no_grad():
+        expected = compiled(images)
+    assert len(graphs) == 1
+    calls = []
+    handle = model.visual.transformer.register_forward_hook(lambda *_: calls.append(1))
+    with low_memory_inference(compiled):
+        assert_near(compiled(images), expected)
+    assert calls == []
+    assert len(graphs) == 1
+    handle.remove()
+    with torch.no_grad():
+        assert_near(compiled(images), expected)
+
+
+def test_a_converted_stock_tower_works_and_says_which_size_it_takes():
+    sizes = {"image_size": 16, "patch_size": 8, "width": 32, "layers": 2, "heads": 2, "mlp_ratio": 4.0}
+    torch.manual_seed(0)
+    tower = convert_attention(VisionTransformer(**sizes, ls_init_value=0.5, no_ln_pre=True), "neumannlinear")
+    images = images_of(2, 16, 16)
+    expected = tower(images)
+    with low_memory_inference(tower, tokens_per_chunk=4):
+        assert_near(tower(images), expected)
+        with pytest.raises(UserError, match=r"16 x 24 pixels .* 16 x 16: .* --force-image-size 16 24$"):
+            tower(images_of(2, 16, 24))
+
+
+def test_what_it_does_not_know_is_refused():
+    with pytest.raises(UserError, match="no image tower"), low_memory_inference(nn.Linear(2, 2)):
+        pass
+    model = model_of("linear")
+    with pytest.raises(UserError, match="tokens_per_chunk"), low_memory_inference(model, tokens_per_chunk=0):
+        pass
+    stock = {"image_size": 16, "patch_size": 8, "width": 32, "layers": 1, "heads": 2, "mlp_ratio": 4.0}
+    with (
+        pytest.raises(UserError, match="ResidualAttentionBlock with MultiheadAttention"),
+        low_memory_inference(VisionTransformer(**stock)),
+    ):
+        pass
+    model.visual.pool_type = "avg"
+    with pytest.raises(UserError, match="class token"), low_memory_inference(model):
+        pass
+
+
+def test_patch_dropout_in_training_is_refused():
+    model = model_of("linear", force_patch_dropout=0.5)
+    with low_memory_inference(model):
+        model.encode_image(images_of(1))
+        model.train()
+        with pytest.raises(UserError, match=r"model\.eval"):
+            model.encode_image(images_of(1))
