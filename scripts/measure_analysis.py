@@ -29,27 +29,47 @@ RESULTS = Path(__file__).parent / "results" / "analysis"
 MAPS = ("--images", "4", "--map", "class", "--map", "rollout")
 FAITHFULNESS = ("--images", "200", "--label-set", "color")
 SPECTRUM = ("--images", "8")
-SMOOTHING = ("--tokens", "64,256,1024,4096,16384", "--rows", "4")
+SMOOTHING = ("--tokens", "64,256,1024,4096,16384", "--rows", "2")
 
 Fields = dict[str, Any]
 
 
 def measure(runs: Sequence[str], data: str, random: Sequence[str], out: Path) -> None:
     """Run the four analyses and write what they find into the folder `out`."""
-    from openclip_linattn.analysis.spectrum import by_layer
-
     out.mkdir(parents=True, exist_ok=True)
+    maps(runs, data, out)
+    spectrum(runs, data, out)
+    faithfulness(runs, data, out)
+    smoothing(runs, random, out)
+
+
+def maps(runs: Sequence[str], data: str, out: Path) -> None:
+    """maps.png and maps.json: the overview of the gallery, and how far the weights of every layer spread."""
     with tempfile.TemporaryDirectory() as folder:
         command, found = analyze("maps", *runs, "--data", data, *MAPS, "--out", folder)
         (out / "maps.png").write_bytes((Path(folder) / "maps.png").read_bytes())
     write(out / "maps.json", command, rows=found["maps"])
+
+
+def spectrum(runs: Sequence[str], data: str, out: Path) -> None:
+    """spectrum.json: the means over the heads of every layer, and the sums over layers."""
+    from openclip_linattn.analysis.spectrum import by_layer
+
     command, found = analyze("spectrum", *runs, "--data", data, *SPECTRUM)
     for each in found:
         each["layers"] = by_layer(each.pop("heads"))
         del each["path"]
     write(out / "spectrum.json", command, models=found)
+
+
+def faithfulness(runs: Sequence[str], data: str, out: Path) -> None:
+    """faithfulness.json: a row per model and map, the controls among them."""
     command, found = analyze("faithfulness", *runs, "--data", data, *FAITHFULNESS)
     write(out / "faithfulness.json", command, rows=found["rows"])
+
+
+def smoothing(runs: Sequence[str], random: Sequence[str], out: Path) -> None:
+    """smoothing.json and smoothing.png: the means over layers at every number of tokens."""
     names = [word for name in random for word in ("--random", name)]
     picture = ("--picture", str(out / "smoothing.png"))
     command, found = analyze("smoothing", *runs, *names, *SMOOTHING, *picture)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from open_clip import CLIPTextCfg
 from open_clip.tokenizer import DEFAULT_CONTEXT_LENGTH
 
 from openclip_linattn.configs import FOREIGN_TEXT, OPTIONAL_TOP_KEYS, VISION_FIXED, check_config
@@ -147,7 +148,7 @@ def _check_text(name: str, config: Mapping[str, Any], *, text: bool) -> None:
 
 def _check_last(name: str, layers: int, config: Mapping[str, Any], *, text: bool, last: int) -> None:
     """Raises UserError where a tower has no softmax block left before the last ones."""
-    towers = {"image": layers, **({"text": config["layers"]} if text else {})}
+    towers = {"image": layers, **({"text": config.get("layers", CLIPTextCfg.layers)} if text else {})}
     for part, blocks in towers.items():
         if last >= blocks:
             raise UserError(

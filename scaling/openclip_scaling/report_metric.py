@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,8 @@ from openclip_scaling.markdown import comparisons_table, escaped, fits_table
 from openclip_scaling.metrics import axis_label
 from openclip_scaling.plot import scaling_figure
 from openclip_scaling.report_blocks import Block, Picture
+
+_UNCLEAR = re.compile(r"the exponents? of .+ (?:is|are) not identified")
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,15 @@ def unfitted_chapter(metric: str, title: str, reason: str) -> Chapter:
 
 
 def findings(comparisons: Iterable[Comparison]) -> list[str]:
-    """The verdicts as sentences, pairs with one verdict under one law together, and laws that agree on them too."""
+    """The verdicts as sentences, pairs with one verdict under one law together, and laws that agree on them too.
+
+    Which exponents are not identified is in the table of fits; here it would keep the pairs apart.
+    """
     pairs: dict[tuple[str, str], list[str]] = {}
     for item in comparisons:
         pair = f"{item.first} and {item.second}"
-        pairs.setdefault((item.law, item.verdict.removeprefix(f"{pair}: ")), []).append(pair)
+        words = _UNCLEAR.sub("an exponent is not identified", item.verdict.removeprefix(f"{pair}: "))
+        pairs.setdefault((item.law, words), []).append(pair)
     laws: dict[tuple[str, str], list[str]] = {}
     for (law, words), names in pairs.items():
         laws.setdefault(("; ".join(names), words), []).append(law)

@@ -38,6 +38,7 @@ from openclip_scaling.selections import Selection, all_points, by_value
 
 MINIMUM_RUNS = 5
 LEVEL = 0.95
+_FAR = 1e300  # stands for infinity where quantiles are taken
 _MOST_DRAWS = 100_000
 _ONE_SIDED = 2 * LEVEL - 1  # a floor at its bound can err to one side only
 _AT_BOUND = 1e-6  # of the lowest value observed
@@ -115,7 +116,7 @@ class Bootstrap:
         half = stats.t.ppf(1 - tail, self.degrees) * half
         low, high = estimate - half, estimate + half
         if self.reselected and len(self.thetas):
-            drawn = np.quantile(function(self.thetas), [tail, 1 - tail], axis=0)
+            drawn = middle(function(self.thetas))
             low, high = np.minimum(low, drawn[0]), np.maximum(high, drawn[1])
         for at_limit in function(self.profile):
             low, high = np.fmin(low, at_limit), np.fmax(high, at_limit)
@@ -132,16 +133,21 @@ class Bootstrap:
         """The middle 95 % of the draws of every parameter: too narrow for an interval, but often published."""
         if not len(self.thetas):
             return {}
-        tail = (1 - LEVEL) / 2
         names = self.fit.law.parameters
-        return {
-            name: np.quantile(self.parameter(name, self.thetas), [tail, 1 - tail]).tolist() for name in names
-        }
+        return {name: middle(self.parameter(name, self.thetas)).tolist() for name in names}
 
     def parameter(self, name: str, thetas: Array) -> Array:
         """One parameter of the formula at each theta."""
         fit = self.fit
         return np.asarray(fit.law.natural(thetas, fit.c0, fit.e0)[..., fit.law.parameters.index(name)])
+
+
+def middle(drawn: Array) -> Array:
+    """The ends of the middle LEVEL of draws along the first axis; beside an infinite draw the end is infinite."""
+    tail = (1 - LEVEL) / 2
+    # A quantile is interpolated, which infinite numbers do not allow and very large ones do.
+    ends = np.quantile(np.clip(drawn, -_FAR, _FAR), [tail, 1 - tail], axis=0)
+    return np.asarray(np.where(np.abs(ends) > _FAR / 1e50, np.copysign(np.inf, ends), ends))
 
 
 def degrees_left(runs: int) -> int:

@@ -16,6 +16,7 @@ from openclip_scaling.laws import LAWS, law_named
 from openclip_scaling.loss import SPACES, Loss
 from openclip_scaling.points import Points
 from openclip_scaling.selections import SELECTIONS, selection_named
+from openclip_scaling.uncertainty import middle
 
 POWER, SATURATING = LAWS["power"], LAWS["saturating"]
 
@@ -388,3 +389,12 @@ def test_an_exponent_of_two_scales_at_zero_is_named_with_its_scale() -> None:
         points(synthetic("tied", 0).x, 2 + 1e5 * synthetic("tied", 0).x[:, 1] ** -0.5), LAWS["chinchilla"]
     )
     assert any("alpha is held at 0: the metric does not fall with its scale" in text for text in flat.notices)
+
+
+def test_the_middle_of_draws_that_are_partly_infinite() -> None:
+    drawn = np.array([[-np.inf, 1.0], [2.0, 1.0], [2.5, 2.0], [3.0, 2.0]])
+    low, high = middle(drawn)
+    assert low[0] == -np.inf
+    assert high[0] == pytest.approx(2.5 + 0.925 * 0.5)
+    np.testing.assert_allclose([low[1], high[1]], np.quantile(drawn[:, 1], [0.025, 0.975]))
+    assert middle(np.array([-np.inf, np.inf])).tolist() == [-np.inf, np.inf]
