@@ -5,7 +5,7 @@
 
 The first runs `openclip-linattn analyze` on the runs, of the drawn shapes SET, and smoothing also on models with
 random weights; it writes a JSON file with its command for each analysis, and two pictures. The second prints the
-README's tables, which are made of these files.
+tables of the page beside the results, made of these files.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def rounded(value: Any) -> Any:
 
 
 def tables(folder: Path = RESULTS) -> dict[str, str]:
-    """The README's tables in Markdown, by what they are about."""
+    """The page's tables in Markdown, by what they are about."""
     made: dict[str, tuple[str, Callable[[Fields], Iterator[list[str]]]]] = {
         "faithfulness": ("faithfulness", _faithfulness),
         "spectrum": ("spectrum", _spectrum),

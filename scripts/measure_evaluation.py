@@ -100,7 +100,7 @@ def resolutions_command(
 
 @app.command("tables")
 def tables_command(out: Out = RESULTS) -> None:
-    """The README's tables, from what was measured."""
+    """The page's tables, from what was measured."""
     for about, table in tables(out).items():
         typer.echo(f"{about}\n\n{table}\n")
 

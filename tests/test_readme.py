@@ -126,3 +126,23 @@ def test_results_are_those_of_the_committed_report():
     assert len(numbers) >= 7
     for line in numbers:
         assert line in report, line
+
+
+def test_the_verdict_of_the_laptop_plan_is_that_of_the_committed_report():
+    report = (ROOT / "scaling" / "results" / "laptop" / "report.md").read_text(encoding="utf-8")
+    section = README.split("<!-- laptop -->")[1].split("<!-- end of laptop -->")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ") and "[" in line]
+    assert len(rows) == 2
+    assert all(row in report.splitlines() for row in rows)
+    verdicts = re.findall(r"^(.+ \(power law\): .+)$", section, flags=re.MULTILINE)
+    assert len(verdicts) == 2
+    for verdict in verdicts:
+        assert f"- {verdict.removeprefix('Its verdict on the validation loss: ')}" in report.splitlines()
+    needs = re.findall(
+        r"(\w+)(?: needs)?\s([\d.]+)(?: times)? (\[[\d., ]+\])", section.split("compute")[-1] + section
+    )
+    assert {kind for kind, *_ in needs} >= {"normlinear", "neumannlinear"}
+    for kind, times, interval in needs:
+        assert re.search(
+            rf"{kind} needs {re.escape(times)} times {re.escape(interval)} the .+ of softmax", report
+        ), kind

@@ -1,4 +1,4 @@
-"""The README's tables of the evaluation, from the JSON of the measurements."""
+"""The page's tables of the evaluation, from the JSON of the measurements."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
