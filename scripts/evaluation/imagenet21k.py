@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from evaluation.models import random_model
-from evaluation.report import write_report
 from rich.console import Console
 
+from evaluation.models import random_model
+from evaluation.report import write_report
 from openclip_linattn.zeroshot.bars import progress_bars, watch_on
 from openclip_linattn.zeroshot.encoders import embeddings
 from openclip_linattn.zeroshot.sets.labels import LabelSet

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from evaluation.models import random_model
 from evaluation.report import write_report
-
 from openclip_linattn.bench.photos import photo
 from openclip_linattn.zeroshot.encoders.embeddings import Classifiers
 from openclip_linattn.zeroshot.encoders.features import image_features
