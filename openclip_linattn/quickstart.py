@@ -14,7 +14,7 @@ from openclip_linattn.ladder.finish import evaluate_run, fit_and_report, introdu
 from openclip_linattn.ladder.local import raise_failures, train_ladder
 from openclip_linattn.ladder.machine import Machine
 from openclip_linattn.ladder.runs import Outcome, Recipe, Run
-from openclip_scaling.settings import Settings
+from openclip_scaling.fitting.settings import Settings
 
 ATTENTIONS = ("softmax", "linear", "normlinear")
 SIZES = ("ViT-T32-8", "ViT-T64-8", "ViT-T96-8")

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from openclip_scaling.plot import plain_ticks, styles
+from openclip_scaling.pictures.plot import plain_ticks, styles
 
 LINES = {"low memory": "-", "plain": "--", "training": ":"}
 GIB = 2**30

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from openclip_linattn.analysis.controls import CONTROLS
 from openclip_linattn.analysis.faithfulness import Faithfulness
-from openclip_scaling.plot import COLORS, styles, tidy
+from openclip_scaling.pictures.plot import COLORS, styles, tidy
 
 
 def deletion_figure(found: Mapping[str, Faithfulness]) -> Figure:

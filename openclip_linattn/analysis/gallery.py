@@ -12,7 +12,7 @@ from torch import Tensor
 from openclip_linattn.analysis.maps import TokenMaps
 from openclip_linattn.analysis.tiles import Section, Tile, image_tile, map_tile, tile_figure, tile_page
 from openclip_linattn.files import atomic_path, write_text
-from openclip_scaling.plot import save_figure
+from openclip_scaling.pictures.plot import save_figure
 
 _NOTES = (
     "Every map is coloured from its own least value (dark) to its largest (bright). The line below it says how far "

@@ -7,7 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from openclip_scaling.plot import log_ticks, styles, tidy
+from openclip_scaling.pictures.plot import log_ticks, styles, tidy
 
 _LINES: dict[bool, tuple[Literal["-", "--"], str]] = {True: ("-", "trained"), False: ("--", "random weights")}
 _PANELS = {

@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 from openclip_linattn.bench.inputs import CONTIGUOUS
 from openclip_linattn.bench.report import Report, Row
 from openclip_linattn.bench.sweep import EXTRAPOLATED, MEASURED
-from openclip_scaling.plot import plain_ticks, styles
+from openclip_scaling.pictures.plot import plain_ticks, styles
 
 _MAX_TICKS = 7
 _FEW = 30

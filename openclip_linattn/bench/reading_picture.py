@@ -4,7 +4,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from openclip_scaling.plot import COLORS
+from openclip_scaling.pictures.plot import COLORS
 
 
 def reading_figure(report: dict[str, Any]) -> Figure:

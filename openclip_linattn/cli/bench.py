@@ -185,7 +185,7 @@ def _finish(report: Report, out: Path, *, as_json: bool) -> None:
     from openclip_linattn.bench.picture import figure
     from openclip_linattn.bench.report import write_report
     from openclip_linattn.bench.tables import print_report
-    from openclip_scaling.plot import save_figure
+    from openclip_scaling.pictures.plot import save_figure
 
     paths = write_report(report, out)
     panels = figure(report)

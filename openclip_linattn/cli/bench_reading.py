@@ -38,7 +38,7 @@ def reading_command(  # noqa: PLR0913  (the parameters are the command's options
     """
     from openclip_linattn.bench.reading import ReadingSettings, bench_reading  # late: --help stays quick
     from openclip_linattn.bench.reading_picture import reading_figure
-    from openclip_scaling.plot import save_figure
+    from openclip_scaling.pictures.plot import save_figure
 
     if tiny:
         settings = ReadingSettings(

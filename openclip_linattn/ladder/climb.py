@@ -22,7 +22,7 @@ from openclip_linattn.ladder.plan import DATA, REPORT, Ladder
 from openclip_linattn.ladder.plan_file import validated
 from openclip_linattn.ladder.runs import Outcome, Run
 from openclip_linattn.manifest import read_manifest
-from openclip_scaling.settings import Settings
+from openclip_scaling.fitting.settings import Settings
 
 PLAN = "plan.yaml"  # the copy of a ladder's plan in its folder
 

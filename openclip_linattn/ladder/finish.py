@@ -9,9 +9,9 @@ import pandas as pd
 from openclip_linattn.errors import UserError
 from openclip_linattn.files import write_text
 from openclip_scaling.errors import UserError as ScalingError
-from openclip_scaling.report import write_report
-from openclip_scaling.runs import Collection, collect
-from openclip_scaling.settings import Settings
+from openclip_scaling.fitting.settings import Settings
+from openclip_scaling.reading.runs import Collection, collect
+from openclip_scaling.reporting.report import write_report
 
 
 def evaluate_run(

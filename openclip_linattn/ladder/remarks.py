@@ -1,7 +1,7 @@
 """What a plan's user should know before hours are spent on it, though it can be trained."""
 
 from openclip_linattn.ladder.plan import Ladder
-from openclip_scaling.metrics import LOSSES
+from openclip_scaling.fitting.metrics import LOSSES
 
 
 def remarks(ladder: Ladder) -> list[str]:

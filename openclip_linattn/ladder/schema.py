@@ -17,8 +17,8 @@ from pydantic import (
 
 from openclip_linattn.ladder.places import Executor, Section
 from openclip_linattn.zeroshot.options import PRECISIONS
-from openclip_scaling.runs import CHECKPOINT_COLUMNS
-from openclip_scaling.selections import SELECTIONS
+from openclip_scaling.fitting.selections import SELECTIONS
+from openclip_scaling.reading.runs import CHECKPOINT_COLUMNS
 
 _SAMPLES = re.compile(r"(\d+(?:\.\d+)?)([kMB])")
 _NAME = re.compile(r"[\w.+-]+", re.ASCII)

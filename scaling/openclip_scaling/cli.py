@@ -8,17 +8,18 @@ from collections.abc import Sequence
 import typer
 from rich.table import Table
 
-from openclip_scaling.analysis import Analysis
-from openclip_scaling.collect_screen import collect_command
-from openclip_scaling.compare_screen import compare_command
-from openclip_scaling.coverage_screen import coverage_command
 from openclip_scaling.errors import UserError
-from openclip_scaling.markdown import READING, fits_rows
-from openclip_scaling.options import with_settings
-from openclip_scaling.plot_screen import plot_command
-from openclip_scaling.predict_screen import predict_command
-from openclip_scaling.report_screen import report_command
-from openclip_scaling.screens import (
+from openclip_scaling.fitting.analysis import Analysis
+from openclip_scaling.fitting.settings import Settings
+from openclip_scaling.reporting.markdown import READING, fits_rows
+from openclip_scaling.screens.collect_screen import collect_command
+from openclip_scaling.screens.compare_screen import compare_command
+from openclip_scaling.screens.coverage_screen import coverage_command
+from openclip_scaling.screens.options import with_settings
+from openclip_scaling.screens.plot_screen import plot_command
+from openclip_scaling.screens.predict_screen import predict_command
+from openclip_scaling.screens.report_screen import report_command
+from openclip_scaling.screens.shared import (
     AsJson,
     Sources,
     analysed,
@@ -29,7 +30,6 @@ from openclip_scaling.screens import (
     stdout,
     table_of,
 )
-from openclip_scaling.settings import Settings
 
 app = typer.Typer(
     help="Scaling laws from OpenCLIP runs or any CSV table. FLOP = 2 x MAC; training FLOP = 3 x forward.",

@@ -13,7 +13,7 @@ from openclip_linattn.zeroshot.evaluate import EvaluationOptions, evaluate
 from openclip_linattn.zeroshot.resolutions import image_tokens
 from openclip_linattn.zeroshot.results.accuracy_picture import accuracy_picture
 from openclip_linattn.zeroshot.results.looks import run_path
-from openclip_scaling.plot import save_figure
+from openclip_scaling.pictures.plot import save_figure
 
 
 def measure(

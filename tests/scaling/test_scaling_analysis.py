@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from openclip_scaling.analysis import Analysis, Settings, analyse
 from openclip_scaling.errors import UserError
-from openclip_scaling.metrics import metric_columns, metric_named
-from openclip_scaling.runs import collect
+from openclip_scaling.fitting.analysis import Analysis, Settings, analyse
+from openclip_scaling.fitting.metrics import metric_columns, metric_named
+from openclip_scaling.reading.runs import collect
 
 FAST = Settings(draws=100)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from openclip_scaling.errors import UserError
-from openclip_scaling.runs import collect
+from openclip_scaling.reading.runs import collect
 
 LOSSES = [2.0, 1.9, 1.8, 1.7]
 
@@ -103,7 +103,7 @@ def test_a_whole_out_log_needs_no_tensorboard(
 ) -> None:
     folder = write_run("whole", two_epochs(log_writer, fake.PARAMS))
     write_events(folder, [(1.0, 0, {"train/loss": 9.0})])
-    monkeypatch.setattr("openclip_scaling.backups.read_events", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr("openclip_scaling.reading.backups.read_events", lambda *_: pytest.fail("it was read"))
     assert "tensorboard" not in notices_of(collect([folder]))
 
 

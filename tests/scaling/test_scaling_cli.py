@@ -14,21 +14,21 @@ import pandas as pd
 import pytest
 from matplotlib.image import imread
 
-from openclip_scaling.analysis import Settings, analyse
-from openclip_scaling.as_json import json_ready, slug
 from openclip_scaling.cli import main
-from openclip_scaling.curves_plot import curves_figure, metric_figure
 from openclip_scaling.errors import UserError
+from openclip_scaling.fitting.analysis import Settings, analyse
 from openclip_scaling.flops import ATTENTION_MACS
-from openclip_scaling.plot import (
+from openclip_scaling.pictures.curves_plot import curves_figure, metric_figure
+from openclip_scaling.pictures.plot import (
     legend_label,
     plain_ticks,
     save_figure,
     scaling_figure,
     styles,
 )
-from openclip_scaling.report import write_report
-from openclip_scaling.runs import Collection, collect
+from openclip_scaling.reading.runs import Collection, collect
+from openclip_scaling.reporting.as_json import json_ready, slug
+from openclip_scaling.reporting.report import write_report
 
 FAST = ["--draws", "100"]
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from openclip_scaling.compare import Comparison, compare_groups
-from openclip_scaling.difference import difference_limits
+from openclip_scaling.comparing.compare import Comparison, compare_groups
+from openclip_scaling.comparing.difference import difference_limits
 from openclip_scaling.errors import UserError
-from openclip_scaling.fit import fit_law
-from openclip_scaling.laws import LAWS
-from openclip_scaling.points import Points
-from openclip_scaling.selections import SELECTIONS
-from openclip_scaling.uncertainty import Bootstrap, bootstrap
+from openclip_scaling.fitting.fit import fit_law
+from openclip_scaling.fitting.points import Points
+from openclip_scaling.fitting.selections import SELECTIONS
+from openclip_scaling.fitting.uncertainty import Bootstrap, bootstrap
+from openclip_scaling.forms.laws import LAWS
 
 POWER, SATURATING = LAWS["power"], LAWS["saturating"]
 

@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 
 from openclip_scaling.cli import main
-from openclip_scaling.coverage import SCENARIOS, Scenario, simulated, study
-from openclip_scaling.coverage_screen import coverage_figure
-from openclip_scaling.fit import fit_law
-from openclip_scaling.laws import LAWS
-from openclip_scaling.selections import SELECTIONS
-from openclip_scaling.uncertainty import Bootstrap, bootstrap
+from openclip_scaling.fitting.coverage import SCENARIOS, Scenario, simulated, study
+from openclip_scaling.fitting.fit import fit_law
+from openclip_scaling.fitting.selections import SELECTIONS
+from openclip_scaling.fitting.uncertainty import Bootstrap, bootstrap
+from openclip_scaling.forms.laws import LAWS
+from openclip_scaling.screens.coverage_screen import coverage_figure
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
@@ -101,7 +101,7 @@ def test_pairs_stay_pairs_where_a_set_has_no_interval(monkeypatch: pytest.Monkey
         found = bootstrap(*arguments, **options)
         return replace(found, intervals={}) if made in (1, 4) else found
 
-    monkeypatch.setattr("openclip_scaling.coverage.bootstrap", without_the_first)
+    monkeypatch.setattr("openclip_scaling.fitting.coverage.bootstrap", without_the_first)
     found = study(BY_NAME["power, runs in pairs"], [9], 4)
     for quantity in ("difference of a", "ratio of scales at one E"):
         (row,) = found[found.quantity == quantity].to_dict("records")
@@ -132,7 +132,7 @@ def test_the_stored_study_is_what_the_report_says_of_it() -> None:
 
 def test_an_interval_that_is_too_narrow_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The count itself can fail: half the width covers far less."""
-    monkeypatch.setattr("openclip_scaling.uncertainty.LEVEL", 0.6)
+    monkeypatch.setattr("openclip_scaling.fitting.uncertainty.LEVEL", 0.6)
     found = study(BY_NAME["power"], [9], 100)
     assert share(found, 9, "a") < 0.8
 

@@ -10,16 +10,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from openclip_scaling.analysis import Settings, analyse
 from openclip_scaling.cli import main
-from openclip_scaling.compare import compare_groups
-from openclip_scaling.comparison_words import remarks_of
-from openclip_scaling.equal_loss import EqualLoss, equal_loss, log_scale_at
-from openclip_scaling.fit import fit_law
-from openclip_scaling.laws import LAWS
-from openclip_scaling.markdown import comparisons_table
-from openclip_scaling.points import Points
-from openclip_scaling.uncertainty import Bootstrap, bootstrap
+from openclip_scaling.comparing.compare import compare_groups
+from openclip_scaling.comparing.comparison_words import remarks_of
+from openclip_scaling.comparing.equal_loss import EqualLoss, equal_loss, log_scale_at
+from openclip_scaling.fitting.analysis import Settings, analyse
+from openclip_scaling.fitting.fit import fit_law
+from openclip_scaling.fitting.points import Points
+from openclip_scaling.fitting.uncertainty import Bootstrap, bootstrap
+from openclip_scaling.forms.laws import LAWS
+from openclip_scaling.reporting.markdown import comparisons_table
 
 
 def runs_of(

@@ -11,12 +11,12 @@ import pytest
 from scipy.optimize import minimize
 
 from openclip_scaling.errors import UserError
-from openclip_scaling.fit import Fit, fit_law
-from openclip_scaling.laws import LAWS, law_named
-from openclip_scaling.loss import SPACES, Loss
-from openclip_scaling.points import Points
-from openclip_scaling.selections import SELECTIONS, selection_named
-from openclip_scaling.uncertainty import middle
+from openclip_scaling.fitting.fit import Fit, fit_law
+from openclip_scaling.fitting.loss import SPACES, Loss
+from openclip_scaling.fitting.points import Points
+from openclip_scaling.fitting.selections import SELECTIONS, selection_named
+from openclip_scaling.fitting.uncertainty import middle
+from openclip_scaling.forms.laws import LAWS, law_named
 
 POWER, SATURATING = LAWS["power"], LAWS["saturating"]
 

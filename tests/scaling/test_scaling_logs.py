@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from openclip_scaling.architecture import read_architecture
 from openclip_scaling.errors import UserError
-from openclip_scaling.logs import parse_log, read_log, read_params
+from openclip_scaling.reading.architecture import read_architecture
+from openclip_scaling.reading.logs import parse_log, read_log, read_params
 
 
 def test_train_and_eval_lines(log_writer: Any, fake: Any) -> None:

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from openclip_scaling.analysis import Settings, analyse
-from openclip_scaling.curves_plot import SIZE_LINES, curves_figure, looks_of, metric_figure
+from openclip_scaling.fitting.analysis import Settings, analyse
 from openclip_scaling.flops import ATTENTION_MACS
-from openclip_scaling.plot import COLORS, save_figure, scaling_figure, styles
-from openclip_scaling.runs import Collection, collect
+from openclip_scaling.pictures.curves_plot import SIZE_LINES, curves_figure, looks_of, metric_figure
+from openclip_scaling.pictures.plot import COLORS, save_figure, scaling_figure, styles
+from openclip_scaling.reading.runs import Collection, collect
 
 
 @pytest.fixture

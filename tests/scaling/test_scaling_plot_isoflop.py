@@ -11,16 +11,16 @@ import pandas as pd
 import pytest
 from matplotlib.image import imread
 
-from openclip_scaling import interactive_isoflop
-from openclip_scaling.analysis import Settings, analyse
 from openclip_scaling.cli import main
 from openclip_scaling.errors import UserError
-from openclip_scaling.isoflop import isoflop, law_isoflop
-from openclip_scaling.isoflop_plot import budget_colors, isoflop_figure
-from openclip_scaling.optimum import best_split
-from openclip_scaling.parabola import Minimum, fit_parabola, minimum_within
-from openclip_scaling.plot import save_figure, styles
-from openclip_scaling.points import Points
+from openclip_scaling.fitting.analysis import Settings, analyse
+from openclip_scaling.fitting.optimum import best_split
+from openclip_scaling.fitting.points import Points
+from openclip_scaling.isoflops.isoflop import isoflop, law_isoflop
+from openclip_scaling.isoflops.parabola import Minimum, fit_parabola, minimum_within
+from openclip_scaling.pictures import interactive_isoflop
+from openclip_scaling.pictures.isoflop_plot import budget_colors, isoflop_figure
+from openclip_scaling.pictures.plot import save_figure, styles
 
 SIZES = np.geomspace(1.0, 16.0, 6)  # GMAC per pair
 FLOP = 6e9  # of training per GMAC and pair

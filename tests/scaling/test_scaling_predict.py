@@ -13,17 +13,17 @@ import pytest
 from scipy import stats
 from scipy.optimize import minimize_scalar
 
-from openclip_scaling.analysis import Settings, analyse
 from openclip_scaling.cli import main
+from openclip_scaling.comparing.runs_needed import halving_sentences, runs_to_halve
 from openclip_scaling.errors import UserError
-from openclip_scaling.fit import fit_law
-from openclip_scaling.holdout import held_out
-from openclip_scaling.laws import LAWS
-from openclip_scaling.optimum import best_split
-from openclip_scaling.points import Points
-from openclip_scaling.runs_needed import halving_sentences, runs_to_halve
-from openclip_scaling.surface_plot import surface_figure
-from openclip_scaling.uncertainty import Bootstrap, bootstrap
+from openclip_scaling.fitting.analysis import Settings, analyse
+from openclip_scaling.fitting.fit import fit_law
+from openclip_scaling.fitting.holdout import held_out
+from openclip_scaling.fitting.optimum import best_split
+from openclip_scaling.fitting.points import Points
+from openclip_scaling.fitting.uncertainty import Bootstrap, bootstrap
+from openclip_scaling.forms.laws import LAWS
+from openclip_scaling.pictures.surface_plot import surface_figure
 
 TRUTH = {"alpha": 0.35, "beta": 0.3, "A": 400.0, "B": 400.0, "E": 1.5}
 

@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from openclip_scaling.analysis import Settings, analyse
-from openclip_scaling.fit import Fit, fit_law
-from openclip_scaling.laws import LAWS
-from openclip_scaling.loss import Loss
-from openclip_scaling.points import Points
-from openclip_scaling.profile import floor_limits
-from openclip_scaling.secondary import equal_slopes_test
-from openclip_scaling.uncertainty import bootstrap
+from openclip_scaling.comparing.secondary import equal_slopes_test
+from openclip_scaling.fitting.analysis import Settings, analyse
+from openclip_scaling.fitting.fit import Fit, fit_law
+from openclip_scaling.fitting.loss import Loss
+from openclip_scaling.fitting.points import Points
+from openclip_scaling.fitting.profile import floor_limits
+from openclip_scaling.fitting.uncertainty import bootstrap
+from openclip_scaling.forms.laws import LAWS
 
 CHINCHILLA, TIED, BROKEN = LAWS["chinchilla"], LAWS["tied"], LAWS["broken"]
 

@@ -12,10 +12,10 @@ import pytest
 from joblib import Parallel
 from rich.console import Console
 
-from openclip_scaling.collect_screen import collect_command
-from openclip_scaling.run_rows import condensed
-from openclip_scaling.runs import collect
-from openclip_scaling.smoothing import smoothed_loss
+from openclip_scaling.reading.run_rows import condensed
+from openclip_scaling.reading.runs import collect
+from openclip_scaling.reading.smoothing import smoothed_loss
+from openclip_scaling.screens.collect_screen import collect_command
 
 LOSSES = [2.0, 1.9, 1.8, 1.7]
 GPU = {"device": "cuda:0", "world_size": 4, "batch_size": 2}
@@ -158,15 +158,15 @@ def test_many_logs_are_read_by_several_processes_to_the_same_tables(
         writer.epoch(0, 8, 32, LOSSES)
         folder = write_run(name, writer.text)
     alone = collect([folder.parent])
-    monkeypatch.setattr("openclip_scaling.runs._BYTES_FOR_PROCESSES", 0)
-    monkeypatch.setattr("openclip_scaling.runs.cpu_count", lambda: 2)
+    monkeypatch.setattr("openclip_scaling.reading.runs._BYTES_FOR_PROCESSES", 0)
+    monkeypatch.setattr("openclip_scaling.reading.runs.cpu_count", lambda: 2)
     processes: list[int] = []
 
     def counted(n_jobs: int, **options: Any) -> Any:
         processes.append(n_jobs)
         return Parallel(n_jobs=n_jobs, **options)
 
-    monkeypatch.setattr("openclip_scaling.runs.Parallel", counted)
+    monkeypatch.setattr("openclip_scaling.reading.runs.Parallel", counted)
     seen: list[tuple[int, int]] = []
     together = collect([folder.parent], lambda done, total: seen.append((done, total)))
     assert together.checkpoints.equals(alone.checkpoints)
@@ -182,7 +182,7 @@ def test_a_terminal_sees_how_many_runs_are_read(
     for name in ("a", "b"):
         folder = write_run(name)
     terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
-    monkeypatch.setattr("openclip_scaling.collect_screen.stderr", lambda: terminal)
+    monkeypatch.setattr("openclip_scaling.screens.collect_screen.stderr", lambda: terminal)
     collect_command([folder.parent])
     assert "reading runs" in terminal.file.getvalue()  # type: ignore[attr-defined]
     assert "2/2" in terminal.file.getvalue()  # type: ignore[attr-defined]
@@ -192,7 +192,7 @@ def test_a_terminal_sees_how_many_runs_are_read(
 def test_a_table_of_many_runs_says_how_many_it_shows(
     write_run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("openclip_scaling.collect_screen._SHOWN", 2)
+    monkeypatch.setattr("openclip_scaling.screens.collect_screen._SHOWN", 2)
     for name in ("first", "second"):
         folder = write_run(name)
     collect_command([folder.parent])

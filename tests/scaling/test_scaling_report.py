@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from openclip_scaling.analysis import Settings, analyse
-from openclip_scaling.as_json import slug, slugs
 from openclip_scaling.cli import main
-from openclip_scaling.compare import compare_groups
-from openclip_scaling.report_content import content
-from openclip_scaling.report_metric import findings
-from openclip_scaling.runs import Collection, collect
+from openclip_scaling.comparing.compare import compare_groups
+from openclip_scaling.fitting.analysis import Settings, analyse
+from openclip_scaling.reading.runs import Collection, collect
+from openclip_scaling.reporting.as_json import slug, slugs
+from openclip_scaling.reporting.report_content import content
+from openclip_scaling.reporting.report_metric import findings
 
 FAST = Settings(draws=100)
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from openclip_scaling.analysis import Settings
-from openclip_scaling.plot import styles
-from openclip_scaling.report import write_report
-from openclip_scaling.report_blocks import Picture
-from openclip_scaling.report_content import content
-from openclip_scaling.runs import Collection, collect
+from openclip_scaling.fitting.analysis import Settings
+from openclip_scaling.pictures.plot import styles
+from openclip_scaling.reading.runs import Collection, collect
+from openclip_scaling.reporting.report import write_report
+from openclip_scaling.reporting.report_blocks import Picture
+from openclip_scaling.reporting.report_content import content
 
 BROWSER = shutil.which("chromium")
 pytestmark = [

@@ -13,17 +13,18 @@ import plotly.graph_objects as go
 import pytest
 from plotly.offline import get_plotlyjs
 
-from openclip_scaling import html_report, interactive, interactive_isoflop
-from openclip_scaling.analysis import Settings, analyse
 from openclip_scaling.cli import main
-from openclip_scaling.interactive_curves import loss_curves, metric_curves
-from openclip_scaling.interactive_layout import SYMBOLS, describe
-from openclip_scaling.isoflop import isoflop
-from openclip_scaling.plot import COLORS, styles
-from openclip_scaling.report import write_report
-from openclip_scaling.report_blocks import Picture
-from openclip_scaling.report_content import content
-from openclip_scaling.runs import Collection, collect
+from openclip_scaling.fitting.analysis import Settings, analyse
+from openclip_scaling.isoflops.isoflop import isoflop
+from openclip_scaling.pictures import interactive, interactive_isoflop
+from openclip_scaling.pictures.interactive_curves import loss_curves, metric_curves
+from openclip_scaling.pictures.interactive_layout import SYMBOLS, describe
+from openclip_scaling.pictures.plot import COLORS, styles
+from openclip_scaling.reading.runs import Collection, collect
+from openclip_scaling.reporting import html_report
+from openclip_scaling.reporting.report import write_report
+from openclip_scaling.reporting.report_blocks import Picture
+from openclip_scaling.reporting.report_content import content
 
 FAST = Settings(draws=100)
 

@@ -13,8 +13,8 @@ import pytest
 
 from openclip_scaling.errors import UserError
 from openclip_scaling.flops import clip_cost
-from openclip_scaling.runs import collect, load, save
-from openclip_scaling.smoothing import divergence, smoothed_loss
+from openclip_scaling.reading.runs import collect, load, save
+from openclip_scaling.reading.smoothing import divergence, smoothed_loss
 
 
 def notices_of(collection: Any) -> str:

@@ -10,16 +10,16 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from openclip_scaling.analysis import Settings, analyse
-from openclip_scaling.compare import compare_groups
-from openclip_scaling.comparison_words import remarks_of, secondary_of
+from openclip_scaling.comparing.compare import compare_groups
+from openclip_scaling.comparing.comparison_words import remarks_of, secondary_of
+from openclip_scaling.comparing.secondary import equal_slopes_test, fit_aicc, secondary_tests
 from openclip_scaling.errors import UserError
-from openclip_scaling.fit import fit_law
-from openclip_scaling.laws import LAWS
-from openclip_scaling.loss import Loss
-from openclip_scaling.points import Points
-from openclip_scaling.secondary import equal_slopes_test, fit_aicc, secondary_tests
-from openclip_scaling.selections import SELECTIONS
+from openclip_scaling.fitting.analysis import Settings, analyse
+from openclip_scaling.fitting.fit import fit_law
+from openclip_scaling.fitting.loss import Loss
+from openclip_scaling.fitting.points import Points
+from openclip_scaling.fitting.selections import SELECTIONS
+from openclip_scaling.forms.laws import LAWS
 
 POWER, SATURATING = LAWS["power"], LAWS["saturating"]
 

@@ -10,8 +10,8 @@ import pytest
 
 from openclip_scaling.cli import main
 from openclip_scaling.errors import UserError
-from openclip_scaling.runs import load
-from openclip_scaling.study import read_study
+from openclip_scaling.reading.runs import load
+from openclip_scaling.reading.study import read_study
 
 TABLE = """name,arch,samples (M),gflops,set,acc,hours
 a,B/32,10,2,in1k,50,1

@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from openclip_scaling.analysis import Settings, analyse
-from openclip_scaling.best_rate import AtBestRate
 from openclip_scaling.cli import main
-from openclip_scaling.compare import compare_groups
-from openclip_scaling.holdout import held_out
-from openclip_scaling.metrics import metric_columns
-from openclip_scaling.runs import collect
+from openclip_scaling.comparing.compare import compare_groups
+from openclip_scaling.fitting.analysis import Settings, analyse
+from openclip_scaling.fitting.best_rate import AtBestRate
+from openclip_scaling.fitting.holdout import held_out
+from openclip_scaling.fitting.metrics import metric_columns
+from openclip_scaling.reading.runs import collect
 
 RATES = (5e-4, 1e-3, 2e-3)
 SETTINGS = Settings(laws=("power",), draws=100)

@@ -26,7 +26,7 @@ from openclip_linattn.zeroshot.sets.drawn import write_imagenet_folders
 from openclip_linattn.zeroshot.sets.labels import LabelSet
 from openclip_linattn.zeroshot.sets.reading import keyed_batches
 from openclip_linattn.zeroshot.sets.wnids import imagenet1k_names, imagenet21k_wnids
-from openclip_scaling.evaluations import read_json_lines, zeroshot_metrics
+from openclip_scaling.reading.evaluations import read_json_lines, zeroshot_metrics
 
 # OpenCLIP's and clip_benchmark's accuracy turn arrays of one element into numbers.
 NUMPY_SCALAR = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")

@@ -150,7 +150,7 @@ def _measure(
 
 def _draw(found: dict[str, Faithfulness], path: Path) -> None:
     from openclip_linattn.analysis.deletion_picture import deletion_figure
-    from openclip_scaling.plot import save_figure
+    from openclip_scaling.pictures.plot import save_figure
 
     save_figure(deletion_figure(found), path)
 

@@ -99,7 +99,7 @@ def _every_kind() -> list[str]:
 
 def _draw(found: list[dict[str, Any]], path: Path) -> None:
     from openclip_linattn.analysis.smoothing_picture import smoothing_figure
-    from openclip_scaling.plot import save_figure
+    from openclip_scaling.pictures.plot import save_figure
 
     save_figure(smoothing_figure(found), path)
 

@@ -12,7 +12,7 @@ def check_picture(path: Path | None) -> None:
     if path is None:
         return
     from openclip_linattn.zeroshot.results.rows import check_writable
-    from openclip_scaling.plot import FORMATS  # matplotlib is slow to import
+    from openclip_scaling.pictures.plot import FORMATS  # matplotlib is slow to import
 
     if path.suffix.lstrip(".").lower() not in FORMATS:
         raise UserError(f"--picture {path} must end in one of {', '.join('.' + name for name in FORMATS)}")
@@ -28,6 +28,6 @@ def draw_curves(rows: Sequence[Row], path: Path | None) -> None:
         return
     from openclip_linattn.zeroshot.results.accuracy_picture import accuracy_picture
     from openclip_linattn.zeroshot.results.looks import run_path
-    from openclip_scaling.plot import save_figure
+    from openclip_scaling.pictures.plot import save_figure
 
     save_figure(accuracy_picture(rows, short_names(str(run_path(row)) for row in rows)), path)

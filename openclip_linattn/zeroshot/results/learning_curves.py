@@ -11,7 +11,7 @@ from openclip_linattn.manifest import Manifest
 from openclip_linattn.zeroshot.results.looks import Look, run_path, set_title
 from openclip_linattn.zeroshot.results.picture import Panel
 from openclip_linattn.zeroshot.results.rows import Row, by_question
-from openclip_scaling.plot import tidy
+from openclip_scaling.pictures.plot import tidy
 
 
 def learning_rows(rows: Sequence[Row]) -> list[Row]:

@@ -12,9 +12,9 @@ from openclip_linattn.epochs import numbered_epoch
 from openclip_linattn.zeroshot.checkpoints import CHECKPOINT_FOLDER
 from openclip_linattn.zeroshot.results.rows import Row
 from openclip_scaling.errors import UserError as NotCounted
+from openclip_scaling.fitting.table import UNKNOWN
 from openclip_scaling.flops import clip_cost
-from openclip_scaling.plot import LINES, styles
-from openclip_scaling.table import UNKNOWN
+from openclip_scaling.pictures.plot import LINES, styles
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What two families of runs differ in, and how surely."""

@@ -1,0 +1,1 @@
+"""From a table to fitted laws with intervals, and how well these cover."""

@@ -1,0 +1,1 @@
+"""The best model size at equal training compute."""

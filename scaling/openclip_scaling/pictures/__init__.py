@@ -1,0 +1,1 @@
+"""Figures for paper (matplotlib) and for the browser (plotly)."""

@@ -1,0 +1,1 @@
+"""Run folders, logs, evaluations and published tables, read into tables of checkpoints, runs and curves."""

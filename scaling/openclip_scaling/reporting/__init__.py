@@ -1,0 +1,1 @@
+"""The report in Markdown and HTML, and results as JSON."""

@@ -1,0 +1,1 @@
+"""The subcommands of openclip-scaling, one screen per file."""
