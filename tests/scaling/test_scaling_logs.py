@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import tracemalloc
 from collections.abc import Callable
@@ -13,7 +14,11 @@ import pytest
 
 from openclip_scaling.errors import UserError
 from openclip_scaling.reading.architecture import read_architecture
-from openclip_scaling.reading.logs import parse_log, read_log, read_params
+from openclip_scaling.reading.logs import Log, parse_log, read_log, read_params
+
+
+def parsed(text: str) -> Log:
+    return parse_log(io.StringIO(text, newline=None))
 
 
 def test_train_and_eval_lines(log_writer: Any, fake: Any) -> None:
@@ -21,7 +26,7 @@ def test_train_and_eval_lines(log_writer: Any, fake: Any) -> None:
     log_writer.epoch(0, 8, 24, [2.0794, 1.5, 0.97548])
     log_writer.line("Eval Epoch: 1 [8 / 40]\tClip Loss: 1.179190\t")
     log_writer.evaluation(1, **{"image_to_text_R@1": 0.1, "clip_val_loss": 1.0252})
-    log = parse_log(log_writer.text)
+    log = parsed(log_writer.text)
     (segment,) = log.segments
     assert log.notices == []
     assert [(r.epoch, r.seen, r.epoch_samples, r.loss) for r in segment.train] == [
@@ -40,7 +45,7 @@ def test_older_order_of_fields_is_read() -> None:
         "2022-09-01,10:00:00 | INFO | Train Epoch: 3 [ 512/1024 (50%)] Loss: 4.1234 (4.500) Data (t): 0.1 "
         "Batch (t): 0.2, 2560.5/s LR: 0.000123 Logit Scale: 20.100\n"
     )
-    (record,) = parse_log(text).segments[0].train
+    (record,) = parsed(text).segments[0].train
     assert (record.epoch, record.seen, record.loss, record.learning_rate) == (3, 512, 4.1234, 0.000123)
 
 
@@ -56,14 +61,14 @@ def test_older_order_of_fields_is_read() -> None:
 )
 def test_unusual_numbers(log_writer: Any, fake: Any, printed: str, value: float) -> None:
     log_writer.train(0, 8, 24, printed)
-    (record,) = parse_log(log_writer.text).segments[0].train
+    (record,) = parsed(log_writer.text).segments[0].train
     assert record.loss == pytest.approx(value, nan_ok=True)
 
 
 def test_learning_rate_of_zero_is_unknown_not_zero(log_writer: Any, fake: Any) -> None:
     log_writer.train(0, 8, 24, 2.0, rate=0.0)
     log_writer.train(0, 16, 24, 2.0, rate=1e-6)
-    first, second = parse_log(log_writer.text).segments[0].train
+    first, second = parsed(log_writer.text).segments[0].train
     assert first.learning_rate is None
     assert second.learning_rate == 1e-6
 
@@ -72,7 +77,7 @@ def test_brackets_with_any_padding_and_zero_totals(log_writer: Any, fake: Any) -
     log_writer.train(0, 8, 100000, 2.0)
     log_writer.train(0, 8, 0, 2.0)
     log_writer.line("Eval Epoch: 1 [8 / 0]\tClip Loss: 1.179190\t")
-    log = parse_log(log_writer.text)
+    log = parsed(log_writer.text)
     assert [r.epoch_samples for r in log.segments[0].train] == [100000, 0]
     assert log.notices == []
 
@@ -83,7 +88,7 @@ def test_a_last_line_cut_anywhere_is_left_out_and_named(log_writer: Any) -> None
     log_writer.train(0, 16, 24, 1.75)
     last = log_writer.lines[-1]
     for length in range(len(last)):
-        log = parse_log(whole + last[:length])
+        log = parsed(whole + last[:length])
         assert [r.loss for r in log.segments[0].train] == [2.0], length
         assert len(log.notices) == ("Train Epoch:" in last[:length]), length
 
@@ -91,7 +96,7 @@ def test_a_last_line_cut_anywhere_is_left_out_and_named(log_writer: Any) -> None
 def test_a_whole_last_line_without_newline_counts(log_writer: Any, fake: Any) -> None:
     log_writer.train(0, 8, 24, 2.0)
     log_writer.evaluation(1, clip_val_loss=1.0252)
-    log = parse_log(log_writer.text.rstrip("\n"))
+    log = parsed(log_writer.text.rstrip("\n"))
     assert len(log.segments[0].train) == len(log.segments[0].evals) == 1
 
 
@@ -99,7 +104,7 @@ def test_a_cut_evaluation_is_not_taken_for_a_smaller_number(log_writer: Any, fak
     log_writer.evaluation(1, clip_val_loss=1.0252)
     text = log_writer.text
     for cut in ("1.02", "1.", "1.025"):
-        log = parse_log(text[: text.index("1.0252")] + cut)
+        log = parsed(text[: text.index("1.0252")] + cut)
         assert log.segments[0].evals == []
         assert len(log.notices) == 1
 
@@ -112,7 +117,7 @@ def test_a_line_cut_by_a_crash_and_continued_by_the_resumed_process(log_writer: 
     index = next(i for i, line in enumerate(log_writer.lines) if "Found latest" in line)
     log_writer.lines[index] = cut + log_writer.lines[index]
     log_writer.train(0, 8, 24, 1.9)
-    log = parse_log(log_writer.text)
+    log = parsed(log_writer.text)
     assert [[r.loss for r in s.train] for s in log.segments] == [[], [1.9]]
     assert len(log.notices) == 1
 
@@ -121,7 +126,7 @@ def test_a_line_cut_by_a_crash_and_continued_by_the_resumed_process(log_writer: 
 def test_a_host_name_before_the_level(log_writer: Any, host: str) -> None:
     log_writer.train(0, 8, 24, 2.0)
     text = log_writer.text.replace(" | INFO", f" | {host}INFO")
-    assert [r.loss for r in parse_log(text).segments[0].train] == [2.0]
+    assert [r.loss for r in parsed(text).segments[0].train] == [2.0]
 
 
 def test_every_process_is_a_segment(log_writer: Any, fake: Any) -> None:
@@ -129,14 +134,14 @@ def test_every_process_is_a_segment(log_writer: Any, fake: Any) -> None:
     log_writer.epoch(0, 8, 16, [2.0, 1.9])
     log_writer.process({**fake.PARAMS, "epochs": 3}, resumed=True)
     log_writer.epoch(1, 8, 16, [1.8, 1.7])
-    log = parse_log(log_writer.text)
+    log = parsed(log_writer.text)
     assert [s.params["epochs"] for s in log.segments] == ["2", "3"]
     assert [len(s.train) for s in log.segments] == [2, 2]
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "no log at all\n", "\x00\xff binary"])
 def test_foreign_text_gives_no_records(text: str) -> None:
-    log = parse_log(text)
+    log = parsed(text)
     assert sum(len(s.train) + len(s.evals) for s in log.segments) == 0
 
 
@@ -153,7 +158,7 @@ def test_a_step_before_the_last_one_begins_a_process_that_said_nothing(log_write
     seconds = (log_writer.time - started).total_seconds()
     log_writer.time += timedelta(hours=5)
     log_writer.epoch(0, 8, 24, [1.7, 1.6])
-    log = parse_log(log_writer.text)
+    log = parsed(log_writer.text)
     assert [[r.loss for r in s.train] for s in log.segments] == [[2.0, 1.9, 1.8], [1.7, 1.6]]
     assert log.segments[1].params == log.segments[0].params
     assert [s.seconds for s in log.segments] == [pytest.approx(seconds), 1.0]
@@ -165,7 +170,7 @@ def test_a_clock_that_is_set_back_takes_no_time_away(log_writer: Any, fake: Any)
     log_writer.time -= timedelta(hours=1)
     log_writer.train(0, 16, 24, 1.9)
     log_writer.train(0, 24, 24, 1.8)
-    log = parse_log(log_writer.text)
+    log = parsed(log_writer.text)
     assert [r.seconds for r in log.segments[0].train] == [0.0, 0.0, 1.0]
     assert log.notices == ["line 2: the clock goes back by 3599 s, which count as no time"]
 
@@ -178,7 +183,7 @@ def test_what_a_crash_leaves_between_lines_is_named(log_writer: Any, garbage: st
     log_writer.train(0, 8, 24, 2.0)
     log_writer.lines.append(garbage)
     log_writer.train(0, 16, 24, 1.9)
-    log = parse_log(log_writer.text)
+    log = parsed(log_writer.text)
     assert [r.loss for r in log.segments[0].train] == [2.0, 1.9]
     assert len(log.notices) == 1
     assert "line 2" in log.notices[0]

@@ -7,7 +7,6 @@ the printed model.
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Iterable
@@ -82,17 +81,13 @@ def read_log(path: Path) -> Log:
     """Read one out.log. Raises UserError when the file cannot be read."""
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
-            return _parsed(lines)
+            return parse_log(lines)
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror}.") from error
 
 
-def parse_log(text: str) -> Log:
-    """Parse the text of an out.log."""
-    return _parsed(io.StringIO(text, newline=None))
-
-
-def _parsed(lines: Iterable[str]) -> Log:
+def parse_log(lines: Iterable[str]) -> Log:
+    """Parse the lines of an out.log, one after the other."""
     reader = _Reader()
     for number, line in enumerate(lines, start=1):
         reader.line(number, line)
