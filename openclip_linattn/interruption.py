@@ -47,7 +47,9 @@ def ended_by_signals(close: Callable[[signal.Signals], None], busy: Callable[[],
 def end_children() -> None:
     """Kills this process's children of multiprocessing, data-loader workers among them."""
     for child in multiprocessing.active_children():
-        child.kill()
+        if child.pid is not None:  # by its number: joblib's workers are among them, and have no kill()
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
 
 
 class _Watch:

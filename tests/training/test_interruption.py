@@ -188,6 +188,26 @@ with ended_by_signals(close, busy):
     assert (process.returncode, err) == (143, "error: no space left\n")
 
 
+def test_workers_of_joblib_are_ended_too():
+    code = """
+import multiprocessing, joblib
+from openclip_linattn.interruption import end_children
+joblib.Parallel(n_jobs=2)(joblib.delayed(abs)(n) for n in range(4))
+children = multiprocessing.active_children()
+end_children()
+for child in children:
+    child.join(20)
+print(len(children), [child.is_alive() for child in children].count(True), flush=True)
+import os; os._exit(0)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
+    )
+    found, alive = result.stdout.split()
+    assert int(found) > 0
+    assert alive == "0"
+
+
 def test_after_the_block_all_is_as_before(monkeypatch):
     before = [signal.getsignal(each) for each in SIGNALS]
     threads = threading.active_count()
