@@ -11,6 +11,7 @@ from openclip_linattn.cli import (
     data,
     doctor,
     evaluate,
+    export,
     ladder,
     models,
     quickstart,
@@ -32,6 +33,7 @@ app.add_typer(data.app, name="data", help="Make, check and describe webdataset s
 app.add_typer(bench.app, name="bench", help="Measure time, memory and energy of operators and towers.")
 app.add_typer(analyze.app, name="analyze", help="Measure and draw what the attention of a model does.")
 app.command("convert")(convert.convert_command)
+app.command("export")(export.export_command)
 app.command("ladder")(ladder.ladder_command)
 app.command("quickstart")(quickstart.quickstart_command)
 app.command("doctor")(doctor.doctor_command)

@@ -11,7 +11,7 @@ def needs_known_operations() -> bool:
     An exported or traced graph is read by others, and torch.func differentiates and batches only what it has rules
     for.
     """
-    return torch.onnx.is_in_onnx_export() or is_traced() or _is_exporting() or _is_transformed()
+    return is_exporting() or is_traced() or _is_transformed()
 
 
 def is_traced() -> bool:
@@ -20,10 +20,11 @@ def is_traced() -> bool:
     return traced()
 
 
-def _is_exporting() -> bool:
+def is_exporting() -> bool:
+    """Whether torch.export or torch.onnx.export records."""
     # Since PyTorch 2.7.
     exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)
-    return exporting()
+    return torch.onnx.is_in_onnx_export() or exporting()
 
 
 def _is_transformed() -> bool:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from openclip_linattn.errors import UserError
+from openclip_linattn.ops.doubling import solve_by_doubling
+from openclip_linattn.ops.graphs import is_exporting
 from openclip_linattn.ops.inputs import (
     Tokens,
     check_heads,
@@ -93,9 +95,16 @@ def _all_keys(tokens: Tokens, gamma: float | Tensor) -> Tensor:
     squared_norm = 0.25 * (gram_q * gram_k).sum((-2, -1), keepdim=True)
     half_step = 0.5 * gamma / _floored_root(squared_norm, counts)
     summed = torch.cat([v.sum(-2, keepdim=True), product(k.mT, v)], -2)
-    identity = torch.eye(cross.shape[-1], dtype=cross.dtype, device=cross.device)
-    solved = half_step * solve(identity - half_step * cross, summed)
+    solved = half_step * _resolve(half_step * cross, summed)
     return product(q, solved[..., 1:, :], solved[..., :1, :])
+
+
+def _resolve(x: Tensor, b: Tensor, *, lower: bool = False) -> Tensor:
+    """The solution y of (I - x) y = b; `lower`: x is lower triangular."""
+    if is_exporting():
+        return solve_by_doubling(x, b)
+    system = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device) - x
+    return solve_lower(system, b) if lower else solve(system, b)
 
 
 def _bordered(corner: Tensor, row: Tensor, column: Tensor, block: Tensor) -> Tensor:
@@ -136,8 +145,7 @@ def _causal(tokens: Tokens, gamma: float | Tensor) -> Tensor:
             right = right + product(phi_chunk, state)
         squared_norm = squares + row_squares.cumsum(-2)
         step = gamma / _floored_root(squared_norm, count)
-        system = torch.eye(scores.shape[-1], dtype=phi.dtype, device=phi.device) - step * scores
-        o = solve_lower(system, step * right)
+        o = _resolve(step * scores, step * right, lower=True)
         outputs.append(o)
         if index < last:
             state = state + product(psi_chunk.mT, v_chunk + o)
