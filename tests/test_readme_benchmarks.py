@@ -119,3 +119,22 @@ def test_profile(name, file):
     (copies,) = re.findall(r"│ copies +│ [\d,]+ +│ (\d+) +│", text)
     (total,) = re.findall(r"│ all +│ +│ ([\d,]+) +│", text)
     assert f"| {name} | {allocated:.1f} T | {copies} ms | {total} ms |" in SECTION
+
+
+def test_table_of_high_resolutions():
+    with (RESULTS.parent / "resolution" / "resolution.csv").open(encoding="utf-8", newline="") as file:
+        measured_rows = list(csv.DictReader(file))
+    section = README.split("<!-- resolution -->")[1].split("<!-- end of resolution -->")[0]
+    table = [line for line in section.splitlines() if line.startswith("| `")]
+    assert len(table) == len(measured_rows)
+    for row, line in zip(measured_rows, table, strict=True):
+        assert row["status"] == "measured"
+        seconds, rate, peak = (float(row[key]) for key in ("seconds", "tokens_per_s", "peak_bytes"))
+        cells = (
+            f"`{row['model']}`",
+            row["pixels"],
+            f"{int(row['tokens']):,}",
+            f"{seconds:.3g} s",
+            f"{rate:,.0f}",
+        )
+        assert line == f"| {' | '.join(cells)} | {peak / 2**30:.2f} GiB |"
