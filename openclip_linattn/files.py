@@ -24,15 +24,16 @@ def atomic_path(path: Path) -> Iterator[Path]:
         yield temporary
         if path.exists():  # a file that is rewritten keeps its permissions
             temporary.chmod(path.stat().st_mode & 0o777)
-        _sync(temporary)
+        sync(temporary)
         temporary.replace(path)
         with suppress(OSError):  # FUSE, for one, may refuse for folders
-            _sync(path.parent)
+            sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on the disk; raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

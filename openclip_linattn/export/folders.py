@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from openclip_linattn.errors import UserError
+from openclip_linattn.files import sync
 
 
 def check_new(folder: Path) -> None:
@@ -29,7 +30,7 @@ def staged(folder: Path) -> Iterator[Path]:
         temporary.mkdir()
         yield temporary
         for path in (*temporary.iterdir(), temporary):
-            _sync(path)
+            sync(path)
         temporary.replace(folder)
     except OSError as error:
         raise UserError(
@@ -37,11 +38,3 @@ def staged(folder: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,8 +12,11 @@ import numpy as np
 import open_clip
 import pytest
 import torch
+import typer
 from PIL import Image
+from typer.testing import CliRunner, Result
 
+from openclip_linattn.cli.evaluate import evaluate_command
 from openclip_linattn.zeroshot.checkpoints import find_checkpoints
 from openclip_linattn.zeroshot.encoders.models import LoadedModel, load_model
 
@@ -178,3 +181,27 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr("openclip_linattn.zeroshot.checkpoint_rows.load_model", build)
     return built
+
+
+@pytest.fixture
+def runs(tmp_path: Path, make: Any) -> list[Path]:
+    """Two runs with epochs 1 and 2."""
+    folders = [tmp_path / "logs" / name for name in ("a", "b")]
+    for number, folder in enumerate(folders):
+        for epoch in (1, 2):
+            make.checkpoint(folder, epoch, seed=10 * number + epoch)
+    return folders
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The command on one label set of the shapes, without workers."""
+    monkeypatch.setenv("COLUMNS", "200")
+    app = typer.Typer()
+    app.command()(evaluate_command)
+
+    def call(*arguments: object) -> Result:
+        plain = ("--workers", 0, "--label-set", "color x shape")
+        return CliRunner().invoke(app, [str(argument) for argument in (*arguments, *plain)])
+
+    return call

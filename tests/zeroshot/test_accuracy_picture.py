@@ -6,38 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from typer.testing import CliRunner, Result
 
-from openclip_linattn.cli.evaluate import evaluate_command
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.evaluate import EvaluationOptions, evaluate
 from openclip_linattn.zeroshot.results.accuracy_picture import accuracy_picture
-
-
-@pytest.fixture
-def runs(tmp_path: Path, make: Any) -> list[Path]:
-    """Two runs with epochs 1 and 2."""
-    folders = [tmp_path / "logs" / name for name in ("a", "b")]
-    for number, folder in enumerate(folders):
-        for epoch in (1, 2):
-            make.checkpoint(folder, epoch, seed=10 * number + epoch)
-    return folders
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("COLUMNS", "200")
-    app = typer.Typer()
-    app.command()(evaluate_command)
-
-    def call(*arguments: object) -> Result:
-        plain = ("--workers", 0, "--label-set", "color x shape")
-        return CliRunner().invoke(app, [str(argument) for argument in (*arguments, *plain)])
-
-    return call
 
 
 def count(run: Path, samples: int) -> None:

@@ -11,10 +11,7 @@ import numpy as np
 import open_clip
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner, Result
 
-from openclip_linattn.cli.evaluate import evaluate_command
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.evaluate import EvaluationOptions, evaluate
 from openclip_linattn.zeroshot.results.answers import AnswerBook
@@ -22,29 +19,6 @@ from openclip_linattn.zeroshot.results.pairs import comparable, compare_rows
 from openclip_linattn.zeroshot.results.prediction_files import load_answers
 
 SAVED = EvaluationOptions(workers=0, label_sets=["color x shape"])
-
-
-@pytest.fixture
-def runs(tmp_path: Path, make: Any) -> list[Path]:
-    """Two runs with epochs 1 and 2; the second's run.json counts samples."""
-    folders = [tmp_path / "logs" / name for name in ("a", "b")]
-    for number, folder in enumerate(folders):
-        for epoch in (1, 2):
-            make.checkpoint(folder, epoch, seed=10 * number + epoch)
-    return folders
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("COLUMNS", "200")
-    app = typer.Typer()
-    app.command()(evaluate_command)
-
-    def call(*arguments: object) -> Result:
-        plain = ("--workers", 0, "--label-set", "color x shape")
-        return CliRunner().invoke(app, [str(argument) for argument in (*arguments, *plain)])
-
-    return call
 
 
 def checkpoint(run: Path, epoch: int = 1) -> Path:
