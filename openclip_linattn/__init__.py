@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from openclip_linattn.conversion.convert import convert_attention
     from openclip_linattn.image_tower import interpolate_positions
-    from openclip_linattn.low_memory import low_memory_inference
+    from openclip_linattn.low_memory.inference import low_memory_inference
 
 __all__ = [
     "UserError",
@@ -31,7 +31,7 @@ __version__ = version("openclip-linattn")
 _LAZY = {
     "convert_attention": "openclip_linattn.conversion.convert",
     "interpolate_positions": "openclip_linattn.image_tower",
-    "low_memory_inference": "openclip_linattn.low_memory",
+    "low_memory_inference": "openclip_linattn.low_memory.inference",
 }
 
 

@@ -29,7 +29,7 @@ class ImageTower(VisionTransformer):  # type: ignore[misc]  # open_clip ships no
         positions = positions_for(self, x)
         patches = self.conv1(x).flatten(2).mT
         patches = patches + positions.rows(0, positions.grid[0]).to(patches.dtype)
-        token = (self.class_embedding + positions.class_token).to(patches.dtype)
+        token = (self.class_embedding + positions.prefix[0]).to(patches.dtype)
         tokens = torch.cat([token.expand(patches.shape[0], 1, -1), patches], 1)
         normed: Tensor = self.ln_pre(self.patch_dropout(tokens))
         return normed
@@ -62,12 +62,18 @@ class Positions:
     """A tower's positional embedding on a grid of patches, its own or another to which it is interpolated.
 
     Interpolation is separable, so that any range of rows can be had without the others.
+
+    Args:
+        embedding: (N, width), with `count` rows of class token and registers before those of the patches.
+        own: rows and columns of patches that the embedding is for.
+        grid: rows and columns of patches to which it is interpolated.
+        count: how many rows are not for patches; they are `prefix` (count, width), and stay as they are.
     """
 
-    def __init__(self, embedding: Tensor, own: Grid, grid: Grid) -> None:
-        self.class_token = embedding[0]
+    def __init__(self, embedding: Tensor, own: Grid, grid: Grid, count: int = 1) -> None:
+        self.prefix = embedding[:count]
         self.grid = grid
-        self._patches = embedding[1:].view(*own, -1)
+        self._patches = embedding[count:].view(*own, -1)
         self._weights: tuple[Tensor, Tensor] | None = None
         if own != grid:
             self._patches = self._patches.to(compute_dtype(embedding))

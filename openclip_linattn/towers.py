@@ -105,8 +105,15 @@ def record_kinds(
     if hasattr(tower, KIND_BUFFER):
         delattr(tower, KIND_BUFFER)
     if label != "softmax":
-        tower.register_buffer(KIND_BUFFER, torch.tensor(list(label.encode()), dtype=torch.uint8))
+        codes = torch.tensor(list(label.encode()), dtype=torch.uint8, device=_device_of(tower))
+        tower.register_buffer(KIND_BUFFER, codes)
     expect_kind(tower, label, part=part, loaded=loaded)
+
+
+def _device_of(tower: nn.Module) -> torch.device:
+    """Where a tower's weights are, so that one device holds all of it, as training with NCCL needs."""
+    device = next((parameter.device for parameter in tower.parameters()), torch.device("cpu"))
+    return torch.device("cpu") if device.type == "meta" else device
 
 
 @dataclass

@@ -4,7 +4,7 @@
     python scripts/measure_resolution.py --tiny --out DIR      a smoke form of a minute
 
 Every measurement runs in a process of its own, so that its peak is that of one model, one image and one pass. A pass is
-"low memory" (`openclip_linattn.low_memory`), "plain" (the stock forward pass) or "training" (forward and
+"low memory" (`openclip_linattn.low_memory.inference`), "plain" (the stock forward pass) or "training" (forward and
 backward with gradient checkpointing). What is expected to take longer than --run-limit or more memory than
 --memory-limit, by the smaller images of the same model and pass, is not run: its time is extrapolated from the largest
 of them, by the ratio of the towers' products, and called so. The same goes for a run that fails or does not end; then
@@ -42,7 +42,7 @@ from openclip_linattn.bench.tower_setup import Entrant, entrants
 from openclip_linattn.cli.data.progress import progress
 from openclip_linattn.errors import UserError
 from openclip_linattn.files import atomic_path, write_json, write_text
-from openclip_linattn.low_memory import low_memory_inference
+from openclip_linattn.low_memory.inference import low_memory_inference
 from openclip_linattn.registration import model_name
 
 MODELS = ("ViT-S-16-softmax", "ViT-S-16-normlinear", "InfViT-4-16-softmax", "InfViT-4-16-lininfsa")

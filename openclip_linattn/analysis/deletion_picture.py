@@ -22,6 +22,8 @@ def deletion_figure(found: Mapping[str, Faithfulness]) -> Figure:
         _draw(axes[1, column], each.lerf)
         axes[0, column].set_title(name.replace("$", r"\$"), fontsize=9)
         axes[1, column].set_xlabel("share deleted")
+    # The panels share this axis, and a limit set before all curves are there would cut off the later ones.
+    axes[0, 0].set_ylim(bottom=0)
     axes[0, 0].set_ylabel("probability, most relevant first")
     axes[1, 0].set_ylabel("probability, least relevant first")
     handles, labels = axes[0, 0].get_legend_handles_labels()
@@ -39,5 +41,4 @@ def _draw(axes: Axes, curves: Mapping[str, list[float]]) -> None:
         else:
             color, marker = looks[name]
             axes.plot(share, curve, "-", color=color, marker=marker, markersize=3, label=name)
-    axes.set_ylim(bottom=0)
     tidy(axes)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from openclip_linattn.analysis.maps import TokenMaps
 from openclip_linattn.analysis.tiles import Section, Tile, image_tile, map_tile, tile_figure, tile_page
+from openclip_linattn.errors import UserError
 from openclip_linattn.files import atomic_path, write_text
 from openclip_scaling.pictures.plot import save_figure
 
@@ -42,7 +43,12 @@ def write_gallery(
     sections = {"maps": _overview(models, pictures, layer, head)}
     for model in models:
         sections[_file_name(f"layers-{model.name}", sections)] = _layers(model, pictures[0])
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"the folder {folder} cannot be made ({error.strerror}); name another place"
+        ) from error
     paths = [folder / f"{name}.png" for name in sections]
     for path, section in zip(paths, sections.values(), strict=True):
         save_figure(tile_figure(section.tiles, section.columns, section.rows, section.title), path)

@@ -87,9 +87,12 @@ def open_pictures(
 
     `boxes` is a folder with one XML file in VOC's form per image, as ImageNet's. Raises UserError for what is neither.
     """
-    files = _plain_files(Path(source))
+    path = Path(source)
+    if path.suffix.lower() in IMAGE_SUFFIXES and not path.exists():
+        raise UserError(f"the image {source} does not exist")
+    files = _plain_files(path)
     if files and not label_sets and boxes is None:
-        return PictureSource(Path(source).name, len(files), files=files)
+        return PictureSource(path.name, len(files), files=files)
     data = open_evaluation_set(source, label_sets=label_sets, **options)
     return PictureSource(data.name, data.n, data, voc=None if boxes is None else VocBoxes(boxes))
 
@@ -121,9 +124,14 @@ class Canvas:
 def _plain_files(path: Path) -> tuple[Path, ...]:
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
         return (path,)
-    if not path.is_dir() or any(each.is_dir() for each in path.iterdir()):
+    if not path.is_dir():
         return ()
-    return tuple(sorted(each for each in path.iterdir() if each.suffix.lower() in IMAGE_SUFFIXES))
+    # Hidden folders are the user's tools' (.ipynb_checkpoints), and no class folders.
+    if any(each.is_dir() and not each.name.startswith(".") for each in path.iterdir()):
+        return ()
+    return tuple(
+        sorted(each for each in path.iterdir() if each.is_file() and each.suffix.lower() in IMAGE_SUFFIXES)
+    )
 
 
 def _chosen_samples(data: ShardSet, wanted: set[int]) -> Iterator[tuple[Path, RawSample]]:

@@ -12,7 +12,7 @@ import torch
 from openclip_linattn.analysis.layers import attention_kind
 from openclip_linattn.errors import UserError
 from openclip_linattn.registration import model_name, models
-from openclip_linattn.zeroshot.checkpoints import Checkpoint, find_checkpoints
+from openclip_linattn.zeroshot.checkpoints import Checkpoint, check_one_model, find_checkpoints
 from openclip_linattn.zeroshot.encoders.models import LoadedModel, load_model
 from openclip_linattn.zeroshot.resolutions import at_sizes
 
@@ -52,9 +52,11 @@ class Subject:
 def trained_subjects(sources: Sequence[Path], model: str | None) -> list[Subject]:
     """The checkpoints that the sources name, as `eval` takes them, but of a folder the newest numbered epoch only.
 
-    Raises UserError for a source without checkpoints or without a model.
+    Raises UserError for a source without checkpoints or without a model, and where `model` is not that of one of
+    several runs.
     """
     found = [find_checkpoints([source], model)[-1] for source in sources]
+    check_one_model(found, model)
     return [Subject(checkpoint) for checkpoint in {each.path: each for each in found}.values()]
 
 

@@ -58,19 +58,20 @@ def convert_command(
     kinds = ", ".join(f"{part} {kind}" for part, kind in conversion.source_kinds.items())
     rescaled = "rescaled" if conversion.rescaled else "not rescaled"
     typer.echo(f"{conversion.source_model} ({kinds}) to {conversion.model}, {rescaled}")
+    typer.echo("\nAttention outputs, root mean square, for images of noise and a few captions:")
     Console().print(_table(conversion))
     for note in conversion.notes:
         typer.echo(f"note: {note}")
     if conversion.config is not None:
         typer.echo(
             f"{conversion.model} is no registered model: its config is {conversion.config}; it is known where "
-            f"OPENCLIP_LINATTN_MODEL_CONFIGS={conversion.config} is set"
+            f"OPENCLIP_LINATTN_MODEL_CONFIGS={conversion.config.absolute()} is set"
         )
     typer.echo(f'open_clip.create_model("{conversion.model}", pretrained="{conversion.output}") loads it')
 
 
 def _table(conversion: "Conversion") -> Table:
-    table = Table(title="Attention outputs (root mean square, for noise and captions)")
+    table = Table()
     for heading in ("tower", "block", "before", "after", "after / before"):
         table.add_column(heading, justify="left" if heading == "tower" else "right")
     for row in conversion.branches:

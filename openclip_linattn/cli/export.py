@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from openclip_linattn.termination import Terminated, terminable
+
 if TYPE_CHECKING:
     from openclip_linattn.export.checkpoint import Export
 
@@ -38,10 +40,15 @@ def export_command(
     from openclip_linattn.export.towers import TOWERS
 
     notices = Console(stderr=True)
-    with notices.status("exporting"):
-        export = export_checkpoint(
-            checkpoint, form, out, towers=TOWERS if tower == "both" else (tower,), model=model
-        )
+    parts = TOWERS if tower == "both" else (tower,)
+    try:
+        with terminable(), notices.status("exporting") as status:
+            export = export_checkpoint(
+                checkpoint, form, out, towers=parts, model=model, progress=status.update
+            )
+    except KeyboardInterrupt as error:
+        typer.echo("Interrupted: nothing was written.", err=True)
+        raise typer.Exit(143 if isinstance(error, Terminated) else 130) from error
     if as_json:
         typer.echo(json.dumps(asdict(export), indent=2, default=str))
         return

@@ -1,6 +1,7 @@
 """Converts a checkpoint of an OpenCLIP ViT to another attention, and makes sure that the result loads."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from openclip_linattn.conversion.targets import Target, choose_target
 from openclip_linattn.errors import UserError
 from openclip_linattn.files import atomic_path, write_json
 from openclip_linattn.towers import kinds_label
-from openclip_linattn.zeroshot.checkpoints import Checkpoint
+from openclip_linattn.zeroshot.checkpoints import CONVERTED_FROM, Checkpoint
 from openclip_linattn.zeroshot.encoders.models import LoadedModel
 
 PREPROCESSING = ("image_mean", "image_std", "image_interpolation", "image_resize_mode")
@@ -76,11 +77,15 @@ def convert_checkpoint(
     Raises UserError where the source cannot be found, loaded or converted, and where the output exists.
     """
     check_kind(kind)
+    if output is not None:
+        _check_output(output)  # before weights are downloaded and read
     checkpoint, loaded = load_source(source, model)
     clip = loaded.clip
+    _check_weights(checkpoint, clip)
     target = _target(checkpoint, clip, kind, text=text, last=last)
-    output = Path(f"{target.name}.pt") if output is None else output
-    _check_output(output)
+    if output is None:
+        output = Path(f"{target.name}.pt")
+        _check_output(output)
     places = [_place(clip, part, target) for part in (("image", "text") if text else ("image",))]
     kinds = {place.part: kinds_label(place.kinds) for place in places}
     before = [branch_sizes(clip, place, loaded.tokenizer) for place in places]
@@ -128,7 +133,21 @@ def _place(clip: Any, part: str, target: Target) -> TowerPlace:
     return replace(place, train_tokens=tokens or place.train_tokens)
 
 
+def _check_weights(checkpoint: Checkpoint, clip: Any) -> None:
+    """Raises UserError for weights that are not finite, as of a run that diverged: no conversion can be checked."""
+    broken = [name for name, weight in clip.named_parameters() if not weight.isfinite().all()]
+    if broken:
+        raise UserError(
+            f"{checkpoint.path} holds NaN or infinite numbers in {len(broken)} of its weights, {broken[0]} first; take "
+            "an earlier checkpoint"
+        )
+
+
 def _check_output(output: Path) -> None:
+    if output.is_dir():
+        raise UserError(
+            f"{output} is a folder; give the name of the new file, such as {output / 'converted.pt'}"
+        )
     if output.exists():
         raise UserError(f"{output} exists already; give another --output, or remove it")
     if not output.parent.is_dir():
@@ -168,19 +187,21 @@ def _write(conversion: Conversion, target: Target, loaded: LoadedModel) -> None:
         if conversion.config is not None:
             if not _is_written(conversion.config, target):
                 written.append(conversion.config)
-                write_json(conversion.config, target.content)
+                with _writing(conversion.config):
+                    write_json(conversion.config, target.content)
             add_model_configs(conversion.config)
         content = {
             "name": target.name,
             "state_dict": loaded.clip.state_dict(),
-            "converted_from": {
+            CONVERTED_FROM: {
                 "checkpoint": str(conversion.source),
                 "model": conversion.source_model,
                 "attention": dict(conversion.source_kinds),
                 "rescaled": conversion.rescaled,
             },
         }
-        _save(conversion.output, content)
+        with _writing(conversion.output), atomic_path(conversion.output) as temporary:
+            torch.save(content, temporary)
         _check_result(conversion, loaded)
     except BaseException:
         for path in written:
@@ -188,11 +209,11 @@ def _write(conversion: Conversion, target: Target, loaded: LoadedModel) -> None:
         raise
 
 
-def _save(path: Path, content: dict[str, Any]) -> None:
-    """Writes the checkpoint; raises UserError where it cannot be written, for want of space say."""
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raises UserError where a file cannot be written, for want of space say."""
     try:
-        with atomic_path(path) as temporary:
-            torch.save(content, temporary)
+        yield
     except (OSError, RuntimeError) as error:  # torch's own writer raises RuntimeError
         reason = str(error).splitlines()[0]
         raise UserError(f"{path} cannot be written ({reason}); give another --output") from error

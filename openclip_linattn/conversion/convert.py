@@ -8,7 +8,7 @@ from torch import nn
 
 from openclip_linattn.attention import HeadOperator
 from openclip_linattn.configs import NOT_CAUSAL
-from openclip_linattn.conversion.places import TowerPlace, find_place
+from openclip_linattn.conversion.places import PARTS, TowerPlace, find_place
 from openclip_linattn.conversion.scales import keep_branch_size
 from openclip_linattn.errors import UserError
 from openclip_linattn.ops import OPERATORS
@@ -44,9 +44,12 @@ def convert_attention(
     Raises UserError, and leaves the model as it is, where a tower cannot be converted: another kind of model,
     attention with dropout or whose result is not that of softmax over its projections, lininfsa for causal text.
     """
-    places = [
-        find_place(model, part) for part in dict.fromkeys([towers] if isinstance(towers, str) else towers)
-    ]
+    parts = dict.fromkeys([towers] if isinstance(towers, str) else towers)
+    if not parts:
+        raise UserError(
+            f"no tower was named, so nothing would be converted; the towers are {' and '.join(PARTS)}"
+        )
+    places = [find_place(model, part) for part in parts]
     convert_places(places, kind, blocks=blocks, rescale=rescale)
     return model
 

@@ -8,7 +8,7 @@ from typing import Any
 from open_clip import CLIPTextCfg
 from open_clip.tokenizer import DEFAULT_CONTEXT_LENGTH
 
-from openclip_linattn.configs import FOREIGN_TEXT, OPTIONAL_TOP_KEYS, VISION_FIXED, check_config
+from openclip_linattn.configs import FOREIGN_TEXT, NOT_CAUSAL, OPTIONAL_TOP_KEYS, VISION_FIXED, check_config
 from openclip_linattn.errors import UserError
 from openclip_linattn.registration import models
 from openclip_scaling.flops import TowerName, parse_tower_name
@@ -126,6 +126,10 @@ def _check_kinds(name: str, source: TowerName, kind: str, *, text: bool, last: i
         raise UserError(
             f"the text tower of {name} has {source.kind} attention, and both towers of a model have one kind or the "
             "text tower softmax: convert it too, with --text"
+        )
+    if text and kind in NOT_CAUSAL:
+        raise UserError(
+            f"{kind} has no causal form, so it cannot be the text tower's attention: leave out --text"
         )
     whole = kind == "softmax" or bool(source.text_train_tokens) == text
     if kind == source.kind and last == source.last and whole:

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from openclip_linattn.errors import UserError
@@ -32,6 +32,8 @@ def staged(folder: Path) -> Iterator[Path]:
         for path in (*temporary.iterdir(), temporary):
             sync(path)
         temporary.replace(folder)
+        with suppress(OSError):  # FUSE, for one, may refuse for folders
+            sync(folder.parent)
     except OSError as error:
         raise UserError(
             f"{folder} cannot be written: {error.strerror or error}; give another --out"

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.export.programs import Features, first_line
-from openclip_linattn.export.towers import Tower
+from openclip_linattn.export.programs import DESCRIPTION, Features
+from openclip_linattn.export.towers import Tower, first_line
 
-LARGEST_FILE = 2**31
-"""Bytes that an ONNX file can hold, weights and all."""
+LARGEST_FILE = 2_000_000_000
+"""Bytes of weights that go into the ONNX file itself, which with its graph can hold 2**31."""
 
 
 def check_installed() -> None:
@@ -29,28 +29,30 @@ def check_installed() -> None:
         )
 
 
-def write_onnx(program: ExportedProgram, tower: Tower, path: Path) -> None:
-    """Write the program as one ONNX file with the tower's input name, and the output `features`.
+def write_onnx(program: ExportedProgram, tower: Tower, path: Path, description: str) -> None:
+    """Write the program as an ONNX file with the tower's input name, the output `features`, and the description.
 
-    Raises UserError for weights that one file cannot hold, and where an operation has no form in ONNX.
+    Weights that one file cannot hold are in another beside it, with `.data` added to its name.
+    Raises UserError where an operation has no form in ONNX.
     """
-    size = sum(x.numel() * x.element_size() for x in program.state_dict.values())
-    if size >= LARGEST_FILE:
-        raise UserError(
-            f"the {tower.part} tower has {size / 1e9:.1f} GB of weights and an ONNX file holds 2.1 GB; "
-            "use --format torch"
-        )
     try:
         with _quiet_optimizer():
             exported: Any = torch.onnx.export(
-                program, input_names=[tower.input_name], output_names=["features"], dynamo=True, verbose=False
+                program,
+                input_names=[tower.input_name],
+                output_names=["features"],
+                dynamic_shapes=({0: "batch"},),  # names the axis
+                dynamo=True,
+                verbose=False,
             )
     except Exception as error:  # an operation without translation, wrapped in the exporter's own classes
         reason = first_line(error.__cause__ or error)
         raise UserError(
             f"the {tower.part} tower has no form in ONNX ({reason}); use --format torch"
         ) from error
-    exported.save(path, external_data=False)
+    exported.model.metadata_props[DESCRIPTION] = description
+    size = sum(x.numel() * x.element_size() for x in program.state_dict.values())
+    exported.save(path, external_data=size >= LARGEST_FILE)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Towers as torch.export's programs, and those as files that load without this package."""
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,9 +9,11 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.export.towers import Tower
+from openclip_linattn.export.towers import Tower, first_line
 
 Features = Callable[[Tensor], Tensor]
+DESCRIPTION = "export.json"
+"""The file that says how to use the others, and the name under which each of them carries the same text."""
 
 
 def export_program(tower: Tower) -> ExportedProgram:
@@ -26,26 +29,25 @@ def export_program(tower: Tower) -> ExportedProgram:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.no_grad():
-            return torch.export.export(
+            program = torch.export.export(
                 tower.features, (example,), dynamic_shapes=({0: Dim("batch", min=1)},), strict=False
             )
     except Exception as error:  # what a foreign tower does to the exporter
         raise UserError(f"the {tower.part} tower cannot be exported: {first_line(error)}") from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+    for module in program.graph_module.modules():
+        for node in getattr(module, "graph", torch.fx.Graph()).nodes:
+            node.meta.pop("stack_trace", None)  # names the files of this machine
+    return program
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its name where it says nothing."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def write_torch(program: ExportedProgram, _tower: Tower, path: Path) -> None:
-    """Write the program as a .pt2 file; raises UserError where the disk does not take it."""
-    try:
-        torch.export.save(program, path)
-    except RuntimeError as error:  # of PyTorch's own writer
-        raise UserError(f"{path.name} cannot be written: {first_line(error)}") from error
+def write_torch(program: ExportedProgram, _tower: Tower, path: Path, description: str) -> None:
+    """Write the program as a .pt2 file, with the description; raises OSError where the disk does not take it."""
+    # In memory first: on a full disk PyTorch's own writer ends the process.
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={DESCRIPTION: description})
+    path.write_bytes(buffer.getbuffer())
 
 
 def read_torch(path: Path) -> Features:

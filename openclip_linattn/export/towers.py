@@ -26,34 +26,57 @@ class Tower(NamedTuple):
     input_name: str
     features: nn.Module
     """(B, 3, height, width) images, or (B, context length) int64 tokens, to features (B, width) of length one."""
-    encode: Callable[..., Tensor]
-    """The model's own way to the same features."""
     batches: list[Tensor]
+    expected: list[Tensor]
+    """The features that the model itself gives to each batch."""
 
 
 def find_tower(loaded: LoadedModel, part: str) -> Tower:
-    """One tower of a CLIP model; raises UserError for a model of another class, CoCa say."""
+    """One tower of a CLIP model with its features.
+
+    Raises UserError for a model of another class, CoCa say, and for one whose features are no numbers.
+    """
     clip = loaded.clip
     if type(clip) not in (open_clip.CLIP, open_clip.CustomTextCLIP):
         raise UserError(
-            f"a {type(clip).__name__} cannot be exported by towers; only CLIP and CustomTextCLIP models can"
+            f"a model of class {type(clip).__name__} cannot be exported; only CLIP and CustomTextCLIP can"
         )
     if part == "image":
-        images = [noise_images(clip, count) for count in BATCHES]
-        return Tower(part, "images", ImageFeatures(clip.visual), clip.encode_image, images)
-    tokens = [loaded.tokenizer(list(CAPTIONS[:count])) for count in BATCHES]
-    return Tower(part, "tokens", TextFeatures(clip), clip.encode_text, tokens)
+        batches = [noise_images(clip, count) for count in BATCHES]
+        expected = _features_of(part, clip.encode_image, batches)
+        return Tower(part, "images", ImageFeatures(clip.visual), batches, expected)
+    batches = [loaded.tokenizer(list(CAPTIONS[:count])) for count in BATCHES]
+    expected = _features_of(part, clip.encode_text, batches)
+    return Tower(part, "tokens", TextFeatures(clip), batches, expected)
+
+
+def _features_of(part: str, encode: Callable[..., Tensor], batches: list[Tensor]) -> list[Tensor]:
+    try:
+        with torch.no_grad():
+            features = [encode(batch, normalize=True) for batch in batches]
+    except Exception as error:  # a foreign tower's own complaint
+        raise UserError(
+            f"the model itself computes no {part} features of {tuple(batches[0].shape)} inputs: {first_line(error)}"
+        ) from error
+    if not all(bool(batch.isfinite().all()) for batch in features):
+        raise UserError(f"the model's own {part} features are NaN or infinite: export another checkpoint")
+    return features
 
 
 def largest_difference(tower: Tower, features: Callable[[Tensor], Tensor]) -> float:
     """The largest absolute difference between `features` and the model's, over all batches."""
     with torch.no_grad():
         differences = [
-            (features(batch) - tower.encode(batch, normalize=True)).abs().max().item()
-            for batch in tower.batches
+            (features(batch) - expected).abs().max().item()
+            for batch, expected in zip(tower.batches, tower.expected, strict=True)
         ]
     # max() would pass over a NaN that is not the first.
     return float(torch.tensor(differences).max())
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its name where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 class ImageFeatures(nn.Module):

@@ -1,9 +1,11 @@
-"""The linear operators on tokens that are made a chunk at a time: sums over all of them first, then the output's rows.
+"""The operators on tokens that are made a chunk at a time: sums over all of them first, then the output's rows.
 
 For inference on sequences whose queries, keys and values are not to be held at once. An operator here takes a
 function that makes the tokens anew at every pass: `chunks("kv")` yields the keys and values of one range of tokens
 after the other, "q" the queries, "qkv" all three, each (B, H, L, D). It returns the function from queries to their
-rows of the output, or the one row (B, H, 1, D) that is the same for every token, in the dtype of sums over tokens.
+rows of the output; or the output itself, (B, H, N, D), or (B, H, 1, D) where it is the same for every token. The
+output is in the dtype of sums over tokens, or in that of the values where the tokens are held: the two kinds that are
+quadratic in the tokens do that, softmax its keys and values and infsa all three, and hold nothing of N x N.
 The formulas are those of `openclip_linattn.ops.OPERATORS`, for all keys and without padding. Gradients are not meant
 to be taken: they would keep every chunk.
 """
@@ -12,8 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from openclip_linattn.ops import infinite
 from openclip_linattn.ops.inputs import TINY, full_precision, per_head, vanishing_weight
 from openclip_linattn.ops.layout import compute_dtype
 from openclip_linattn.ops.linear import elu_feature
@@ -93,15 +97,50 @@ def neumann_linear_attention(chunks: Chunks, tokens: int, *, gamma: float | Tens
     return rows
 
 
+def softmax_attention(chunks: Chunks, tokens: int) -> Rows:
+    """o_i = sum_j softmax_j(q_i.k_j / sqrt D) v_j, with the keys and values held."""
+    k, v = _held(chunks("kv"), tokens)
+
+    def rows(q: Tensor) -> Tensor:
+        with full_precision(v):
+            return F.scaled_dot_product_attention(q.to(v.dtype), k, v)
+
+    return rows
+
+
+def inf_attention(chunks: Chunks, tokens: int, *, rho: float | Tensor = 0.95) -> Tensor:
+    """o = rho A V / |A|_F, A = ReLU(Q K^T), with all three held: the norm would take a pass of its own over N x N."""
+    q, k, v = _held(chunks("qkv"), tokens)
+    return infinite.inf_attention(q, k, v, rho=rho)
+
+
 STREAMS: dict[str, Callable[..., Rows | Tensor]] = {
+    "softmax": softmax_attention,
     "linear": linear_attention,
     "linearelu": partial(linear_attention, feature_map="elu"),
     "normlinear": normalized_linear_attention,
     "normlinearmean": partial(normalized_linear_attention, length_scale="mean"),
+    "infsa": inf_attention,
     "lininfsa": linear_inf_attention,
     "neumannlinear": neumann_linear_attention,
 }
-"""The streamed form of every kind that is linear in the tokens: (chunks, number of tokens, its own factors)."""
+"""The streamed form of every kind: (chunks, number of tokens, its own factors)."""
+
+
+def _held(chunks: Iterable[tuple[Tensor, ...]], tokens: int) -> list[Tensor]:
+    """The named parts of all tokens, each (B, H, N, D), in the dtype of the last part."""
+    held: list[Tensor] = []
+    first = 0
+    for parts in chunks:
+        # Stored as (B, N, H, D), as a projection makes them.
+        held = held or [
+            parts[-1].new_empty(x.shape[0], tokens, x.shape[1], x.shape[3]).transpose(1, 2) for x in parts
+        ]
+        last = first + parts[0].shape[2]
+        for whole, part in zip(held, parts, strict=True):
+            whole[:, :, first:last] = part
+        first = last
+    return held
 
 
 def _sums(terms: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ from openclip_linattn.errors import UserError
 RUN_FILE = "run.json"
 PARAMS_FILE = "params.txt"
 CHECKPOINT_FOLDER = "checkpoints"
+CONVERTED_FROM = "converted_from"
+"""Key of converted checkpoints; their key "name" is that of the model, where OpenCLIP's is that of the run."""
 
 # Flags of OpenCLIP that change the model or its preprocessing, and the value that leaves both alone.
 MODEL_SETTINGS: Mapping[str, object] = {
@@ -36,7 +39,7 @@ class Checkpoint:
     """A checkpoint file, the model that it belongs to, and the settings that differ from the model's config.
 
     `path` is absolute with its folders resolved; `run` is the run's folder, None outside one. `trained_image_size`
-    is that of training where the settings force another one.
+    is that of training where the settings force another one. `recorded` are the models that the run's files name.
     """
 
     path: Path
@@ -44,6 +47,7 @@ class Checkpoint:
     settings: Mapping[str, Any] = field(default_factory=dict)
     run: Path | None = None
     trained_image_size: int | list[int] | None = None
+    recorded: frozenset[str] = frozenset()
 
     @property
     def results_folder(self) -> Path | None:
@@ -57,15 +61,34 @@ def find_checkpoints(sources: Sequence[str | Path], model: str | None = None) ->
 
     A source is a checkpoint file, a run folder or its checkpoints folder; of a folder every epoch_N.pt is
     taken in order of N (epoch_latest.pt only when it is named itself). The model is `model`, else that of
-    the run's run.json, else that of its params.txt. Raises UserError for a source without checkpoints and
-    for a checkpoint whose model is nowhere written.
+    the run's run.json, else that of its params.txt, else the one that `convert` wrote into the file. Raises
+    UserError for a source without checkpoints, for a checkpoint whose model is nowhere written, and for `model`
+    beside checkpoints of runs of another one (see `check_one_model`).
     """
     paths = dict.fromkeys(path for source in sources for path in _files(Path(source)))
     if not paths:
         raise UserError(
             "no checkpoint was named; give a checkpoint file, a run folder or its checkpoints folder"
         )
-    return [_describe(path, model) for path in paths]
+    found = [_describe(path, model) for path in paths]
+    check_one_model(found, model)
+    return found
+
+
+def check_one_model(found: Sequence[Checkpoint], model: str | None) -> None:
+    """Raises UserError where `model` was meant for some of the checkpoints, and others record another one.
+
+    Stock weights would load as another kind of attention, and stand in a table beside the right ones. Where all
+    record another model, it is taken for a wish.
+    """
+    if model is None:
+        return
+    others = [each for each in found if each.recorded and model.replace("/", "-") not in each.recorded]
+    if others and len(others) < len(found):
+        raise UserError(
+            f"--model {model} is for all checkpoints, and {others[0].run} records "
+            f"{' and '.join(sorted(others[0].recorded))}: look at them in two commands"
+        )
 
 
 def _files(source: Path) -> list[Path]:
@@ -93,13 +116,18 @@ def _describe(path: Path, model: str | None) -> Checkpoint:
     run = _run_folder(path)
     recorded = _read_run_json(run / RUN_FILE) if run else {}
     params = read_params(run / PARAMS_FILE) if run else {}
-    name = model or _agreed_model(recorded, params, path)
+    name = model or _agreed_model(recorded, params, path) or converted_model(path)
+    if name is None:
+        raise UserError(
+            f"{path}: no {RUN_FILE} or {PARAMS_FILE} beside it names its model; give --model NAME"
+        )
     settings = {}
     for key, neutral in MODEL_SETTINGS.items():
         value = recorded.get(key, params.get(key, neutral))
         if value != neutral:
             settings[key] = value
-    return Checkpoint(path, name, settings, run)
+    names = {str(source["model"]).replace("/", "-") for source in (recorded, params) if source.get("model")}
+    return Checkpoint(path, name, settings, run, recorded=frozenset(names))
 
 
 def _run_folder(path: Path) -> Path | None:
@@ -110,12 +138,25 @@ def _run_folder(path: Path) -> Path | None:
     return None
 
 
-def _agreed_model(recorded: Mapping[str, Any], params: Mapping[str, Any], path: Path) -> str:
+def converted_model(path: Path) -> str | None:
+    """The model that `openclip-linattn convert` wrote into a checkpoint file; None for any other file."""
+    import torch  # slow to import, and seldom needed here
+
+    if not zipfile.is_zipfile(path):
+        return None
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:  # no checkpoint, or one with more than weights: whoever loads it says so
+        return None
+    if not isinstance(content, Mapping) or CONVERTED_FROM not in content:
+        return None
+    return str(content["name"])
+
+
+def _agreed_model(recorded: Mapping[str, Any], params: Mapping[str, Any], path: Path) -> str | None:
     names = [str(source["model"]) for source in (recorded, params) if source.get("model")]
     if not names:
-        raise UserError(
-            f"{path}: no {RUN_FILE} or {PARAMS_FILE} beside it names its model; give --model NAME"
-        )
+        return None
     if len(set(names)) > 1:
         raise UserError(
             f"{path}: {RUN_FILE} says model {names[0]!r} and {PARAMS_FILE} says {names[1]!r}; "

@@ -5,10 +5,15 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from openclip_linattn.analysis.gallery import ModelMaps, write_gallery
+from openclip_linattn.analysis.maps import TokenMaps
+from openclip_linattn.analysis.models import trained_subjects
 from openclip_linattn.cli import app
+from openclip_linattn.cli.analyze.options import with_interval
 from openclip_linattn.cli.analyze.spectrum import _show_undefined
 from openclip_linattn.errors import UserError
 
@@ -163,3 +168,41 @@ def test_wrong_input_is_said_in_a_sentence(words, what, runs, shapes, tmp_path, 
     assert isinstance(result.exception, UserError)
     assert what in str(result.exception)
     assert not list(tmp_path.glob("maps*"))
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    maps = TokenMaps("class", "softmax", torch.ones(1, 1, 1, 2, 2))
+    with pytest.raises(UserError, match="file/maps cannot be made"):
+        write_gallery(
+            [ModelMaps("m", torch.zeros(1, 3, 8, 8), [maps])],
+            ["a"],
+            tmp_path / "file/maps",
+            layer=None,
+            head=None,
+        )
+
+
+@pytest.mark.parametrize(
+    ("row", "shown"),
+    [
+        ({"x": 0.5, "x_interval": [0.25, 0.75]}, "0.500 [0.250, 0.750]"),
+        ({"x": -0.00031, "x_interval": [-0.0012, 0.0004]}, "-0.00031 [-0.0012, 0.0004]"),
+        ({"x": 0.001, "x_interval": [-0.02, 0.02]}, "0.001 [-0.020, 0.020]"),
+        ({"x": 0.0}, "0"),
+        ({"x": None}, "-"),
+    ],
+)
+def test_small_numbers_are_not_shown_as_zeros(row, shown):
+    assert with_interval("x")(row) == shown
+
+
+def test_one_model_for_several_runs_must_be_theirs(runs):
+    both = list(runs.values())
+    with pytest.raises(
+        UserError, match=r"is for all checkpoints, and .*neumannlinear records ViT-T32-8-neumann"
+    ):
+        trained_subjects(both, "ViT-T32-8-softmax")
+    assert len(trained_subjects(both, None)) == 2
+    alone = trained_subjects([runs["softmax"]], "ViT-T32-8-linear")
+    assert [each.checkpoint.model for each in alone] == ["ViT-T32-8-linear"]

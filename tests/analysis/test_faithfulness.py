@@ -5,7 +5,7 @@ import torch
 
 from openclip_linattn.analysis import faithfulness as module
 from openclip_linattn.analysis.deletion_picture import deletion_figure
-from openclip_linattn.analysis.faithfulness import FaithfulnessOptions, faithfulness
+from openclip_linattn.analysis.faithfulness import Faithfulness, FaithfulnessOptions, faithfulness
 from openclip_linattn.analysis.images import open_pictures
 from openclip_linattn.analysis.maps import TokenMaps
 from openclip_linattn.analysis.models import trained_subjects
@@ -42,6 +42,20 @@ def test_a_random_tower_has_a_row_per_map_and_control_with_intervals(loaded, sha
     again = faithfulness(loaded, open_pictures(str(shapes)), options)
     assert again.rows == found.rows
     assert len(deletion_figure({"a": found, "b": found}).axes) == 4
+
+
+def test_every_panel_of_the_picture_shows_its_curves_whole():
+    """A model whose probabilities are low must not set the limits for one that is drawn after it."""
+    names = ("class", "random", "centre")
+
+    def curves(top):
+        return Faithfulness([], *({name: [top, top / 2, 0.0] for name in names} for _ in range(2)))
+
+    figure = deletion_figure({"low": curves(0.02), "high": curves(0.9)})
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        assert low == 0
+        assert all(line.get_ydata().max() <= high for line in axes.lines)
 
 
 def test_a_map_of_what_the_model_looks_at_beats_the_controls_and_its_boxes_are_found(

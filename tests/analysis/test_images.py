@@ -59,12 +59,16 @@ def test_image_files_need_no_labels(tmp_path):
     for number in range(3):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
     (tmp_path / "note.txt").write_text("no image")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".thumbnails.png").mkdir()
     assert [each.key for each in open_pictures(str(tmp_path)).pictures(9)] == ["0.png", "1.png", "2.png"]
     alone = open_pictures(str(tmp_path / "1.png"))
     assert ([each.key for each in alone.pictures(9)], alone.label_sets) == (["1.png"], ())
     (tmp_path / "2.png").write_text("broken")
     with pytest.raises(UserError, match=r"2\.png cannot be read as an image"):
         list(open_pictures(str(tmp_path)).pictures(3))
+    with pytest.raises(UserError, match=r"the image .*cat\.jpg does not exist"):
+        open_pictures(str(tmp_path / "cat.jpg"))
 
 
 def test_boxes_of_a_resized_image_are_scaled_and_kept_inside(tmp_path):

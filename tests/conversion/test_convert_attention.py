@@ -338,6 +338,7 @@ REFUSED = {
     ),
     "timm text": (timm_vit, "linear", {"towers": ["text"]}, "no text tower"),
     "an unknown tower": (timm_vit, "linear", {"towers": ["visual"]}, "unknown tower 'visual'"),
+    "no tower": (stock_clip, "linear", {"towers": []}, "no tower was named"),
     "an unknown kind": (timm_vit, "flash", {}, "unknown attention kind 'flash'"),
     "lininfsa for text": (stock_clip, "lininfsa", {"towers": ["image", "text"]}, "no causal form"),
     "too many blocks": (stock_clip, "linear", {"blocks": 4}, "3 blocks, so the last 4"),

@@ -18,6 +18,8 @@ from openclip_linattn.conversion.checkpoint import Conversion, convert_checkpoin
 from openclip_linattn.conversion.targets import choose_target
 from openclip_linattn.errors import UserError
 from openclip_linattn.registration import models
+from openclip_linattn.zeroshot.checkpoints import find_checkpoints
+from openclip_linattn.zeroshot.encoders.models import load_model
 
 OWN = "convert-test-ViT"
 CONFIG = {
@@ -27,14 +29,20 @@ CONFIG = {
 }
 
 
+def copied_lists() -> dict[str, object]:
+    """What OpenCLIP knows of model configs."""
+    lists = {name: getattr(open_clip.factory, name) for name in ("_MODEL_CONFIG_PATHS", "_MODEL_CONFIGS")}
+    return {name: old.copy() for name, old in lists.items()}
+
+
 @pytest.fixture(autouse=True)
 def registry(tmp_path, monkeypatch):
     """Stock models of the shapes that the tests need; what a test registers is gone after it."""
     from openclip_linattn import registration
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(open_clip.factory, "_MODEL_CONFIG_PATHS", list(open_clip.factory._MODEL_CONFIG_PATHS))
-    monkeypatch.setattr(open_clip.factory, "_MODEL_CONFIGS", dict(open_clip.factory._MODEL_CONFIGS))
+    for name, old in copied_lists().items():
+        monkeypatch.setattr(open_clip.factory, name, old)
     monkeypatch.setattr(registration, "_models", dict(registration._models))
     folder = tmp_path / "stock"
     folder.mkdir()
@@ -102,6 +110,26 @@ def test_a_stock_checkpoint_becomes_that_of_a_registered_model(tmp_path, kind, t
     assert [row.block for row in done.branches if row.tower == "image"] == [0, 1, 2]
     with pytest.raises(RuntimeError, match=f"trained with {kind}"):
         open_clip.create_model("ViT-T32-8-linear", pretrained=str(done.output))
+
+
+def test_a_converted_file_alone_says_its_model_and_finds_the_config_beside_it(tmp_path, monkeypatch):
+    from openclip_linattn import registration
+
+    save(OWN, tmp_path / "own.pt")
+    known = dict(registration._models)
+    lists = copied_lists()
+    done = convert_checkpoint(str(tmp_path / "own.pt"), "linear", model=OWN)
+    expected = features(load(done))
+    monkeypatch.setattr(registration, "_models", known)
+    for name, old in lists.items():
+        monkeypatch.setattr(open_clip.factory, name, old)
+    assert done.model not in open_clip.list_models()
+    (checkpoint,) = find_checkpoints([done.output])
+    assert checkpoint.model == done.model
+    loaded = load_model(checkpoint, device=torch.device("cpu"), precision="fp32")
+    torch.testing.assert_close(features(loaded.clip), expected)
+    with pytest.raises(UserError, match=r"own\.pt: no run\.json or params\.txt beside it names its model"):
+        find_checkpoints([tmp_path / "own.pt"])
 
 
 def test_branches_keep_their_size_unless_they_are_left_alone(tmp_path):
@@ -240,8 +268,9 @@ def test_quick_gelu_is_said(tmp_path):
         ("stock-resnet", "linear", {}, "ResNet"),
         ("stock-ViT-timm", "linear", {}, "timm image tower"),
         (OWN, "flash", {}, "unknown attention kind 'flash'"),
-        (OWN, "lininfsa", {"text": True}, "no causal form"),
+        (OWN, "lininfsa", {"text": True}, "no causal form.*leave out --text"),
         (OWN, "linear", {"output": Path("exists.pt")}, "exists already"),
+        (OWN, "linear", {"output": Path("stock")}, "stock is a folder; .* such as stock/converted.pt"),
         (OWN, "linear", {"output": Path("no/where.pt")}, "does not exist"),
         (OWN, "linear", {"output": Path("x.safetensors")}, r"ends in \.pt"),
         ("ViT-T32-8-linear", "linear", {}, "has linear attention already"),
@@ -282,6 +311,35 @@ def test_damaged_files_are_refused_and_nothing_is_left(tmp_path, damage):
     (tmp_path / "source.pt").write_bytes(damaged.get(damage, content))
     before = sorted(tmp_path.iterdir())
     with pytest.raises(UserError, match=f"source.pt does not load as {OWN}"):
+        convert_checkpoint(str(tmp_path / "source.pt"), "linear", model=OWN)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_output_that_cannot_be_is_refused_before_anything_is_loaded(tmp_path):
+    (tmp_path / "source.pt").write_text("no checkpoint")
+    with pytest.raises(UserError, match="stock is a folder"):
+        convert_checkpoint(str(tmp_path / "source.pt"), "linear", model=OWN, output=Path("stock"))
+
+
+def test_weights_of_a_run_that_diverged_are_refused_by_name(tmp_path):
+    weights = save(OWN, tmp_path / "source.pt").state_dict()
+    weights["visual.proj"][0, 0] = torch.nan
+    torch.save({"state_dict": weights}, tmp_path / "source.pt")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(UserError, match=r"NaN or infinite numbers in 1 of its weights, visual\.proj first"):
+        convert_checkpoint(str(tmp_path / "source.pt"), "linear", model=OWN)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_config_that_cannot_be_written_is_said(tmp_path, monkeypatch):
+    save(OWN, tmp_path / "source.pt")
+    before = sorted(tmp_path.iterdir())
+
+    def refuse(path: Path, content: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("openclip_linattn.conversion.checkpoint.write_json", refuse)
+    with pytest.raises(UserError, match=rf"{OWN}-linear\.json cannot be written .*Permission denied"):
         convert_checkpoint(str(tmp_path / "source.pt"), "linear", model=OWN)
     assert sorted(tmp_path.iterdir()) == before
 
@@ -345,4 +403,5 @@ def test_the_command_prints_branches_and_how_to_load(tmp_path):
     again = runner.invoke(app, arguments)
     assert isinstance(again.exception, UserError)
     own = runner.invoke(app, [*arguments, "--last", "1", "--output", "stock/a.pt"])
-    assert "OPENCLIP_LINATTN_MODEL_CONFIGS=stock/ViT-T32-8-normlinear-last1.json is set" in own.output
+    config = tmp_path / "stock/ViT-T32-8-normlinear-last1.json"
+    assert f"OPENCLIP_LINATTN_MODEL_CONFIGS={config} is set" in own.output

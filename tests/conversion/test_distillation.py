@@ -46,23 +46,23 @@ def test_the_recipe_converts_distils_and_evaluates(tmp_path):
     done = call(
         *("teacher.pt", "normlinear", "out", "--train-data", "shapes/{00000..00001}.tar"),
         *("--dataset-type", "webdataset", "--batch-size", "16", "--workers", "1", "--epochs", "1"),
-        *("--warmup", "1", "--precision", "fp32", "--log-every-n-steps", "1"),
+        *("--warmup", "1", "--precision", "fp32", "--log-every-n-steps", "1", "--name", "student"),
         cwd=tmp_path,
         MODEL="ViT-T32-8-softmax",
         CONVERT="--last 2",
         EVAL="shapes",
     )
     assert done.returncode == 0, done.stderr
-    log = (tmp_path / "out/distilled/out.log").read_text()
+    log = (tmp_path / "out/student/out.log").read_text()
     assert "Distill_loss:" in log
     assert "kind=normlinear" in log
-    run = json.loads((tmp_path / "out/distilled/run.json").read_text())
+    run = json.loads((tmp_path / "out/student/run.json").read_text())
     assert (run["model"], run["seen"]["samples"]) == ("ViT-T32-8-normlinear-last2", 64)
     assert "optimizer state and epoch are not taken over" in done.stderr
-    rows = (tmp_path / "out/distilled/checkpoints/zeroshot.jsonl").read_text().splitlines()
+    rows = (tmp_path / "out/student/checkpoints/zeroshot.jsonl").read_text().splitlines()
     assert {json.loads(row)["label_set"] for row in rows} == {"color x shape", "color", "shape"}
     before = torch.load(tmp_path / "out/converted.pt", weights_only=True)["state_dict"]
-    after = torch.load(tmp_path / "out/distilled/checkpoints/epoch_1.pt", weights_only=True)["state_dict"]
+    after = torch.load(tmp_path / "out/student/checkpoints/epoch_1.pt", weights_only=True)["state_dict"]
     assert after.keys() == before.keys()
     assert not torch.equal(after["visual.proj"], before["visual.proj"])
     torch.testing.assert_close(before["visual.proj"], teacher.visual.proj.detach())
@@ -72,6 +72,40 @@ def test_the_recipe_says_how_it_is_called(tmp_path):
     done = call("teacher.pt", cwd=tmp_path)
     assert done.returncode == 2
     assert "bash scripts/distill.sh TEACHER KIND OUT" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_recipe_does_not_take_one_conversion_for_another(tmp_path):
+    torch.save(open_clip.create_model("ViT-T32-8-softmax").state_dict(), tmp_path / "teacher.pt")
+    model = {"MODEL": "ViT-T32-8-softmax"}
+    flags = ("--train-data", "nowhere.tar")
+    first = call("teacher.pt", "normlinear", "out", *flags, cwd=tmp_path, **model)
+    assert "nowhere.tar" in first.stderr  # converted, and then the training refused its data
+    other = call("teacher.pt", "infsa", "out", *flags, cwd=tmp_path, **model)
+    assert other.returncode == 2
+    assert (
+        "out holds the conversion of teacher.pt to normlinear, MODEL=ViT-T32-8-softmax, not of"
+        in other.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "words"),
+    [
+        ((), {"EVAL": "nosuch"}, "EVAL: 1 of 1 shard(s) of 'nosuch' do not exist"),
+        ((), {}, "(--model NAME is MODEL=NAME here, before bash)"),
+        (("--model", "ViT-B-16"), {}, "MODEL=NAME"),
+        (("--model=ViT-B-16",), {}, "MODEL=NAME"),
+    ],
+)
+def test_the_recipe_refuses_before_it_leaves_anything(tmp_path, arguments, environment, words):
+    (tmp_path / "teacher.pt").touch()
+    done = call(
+        "teacher.pt", "linear", "out", "--train-data", "x.tar", *arguments, cwd=tmp_path, **environment
+    )
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "teacher.pt"]
 
 
 def command(tmp_path: Path, *flags: str) -> argparse.Namespace:

@@ -16,7 +16,7 @@ from openclip_linattn import add_model_configs, register
 from openclip_linattn.configs import builtin_folder
 from openclip_linattn.errors import UserError
 from openclip_linattn.image_tower import interpolate_positions
-from openclip_linattn.low_memory import low_memory_inference
+from openclip_linattn.low_memory.inference import low_memory_inference
 from openclip_linattn.ops import OPERATORS
 from openclip_linattn.registration import models
 from openclip_scaling.flops import clip_cost
@@ -47,7 +47,7 @@ def count(module: torch.nn.Module) -> int:
         "import openclip_linattn.attention, open_clip",
         "import openclip_linattn.towers, open_clip",
         "import openclip_linattn.image_tower, open_clip",
-        "import openclip_linattn.low_memory, open_clip",
+        "import openclip_linattn.low_memory.inference, open_clip",
         "import openclip_linattn.infvit, open_clip",
         "import openclip_linattn.registration, open_clip",
         "import openclip_linattn.train, open_clip",

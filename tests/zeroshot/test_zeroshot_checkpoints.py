@@ -182,3 +182,16 @@ def test_a_device_that_is_not_there_is_explained() -> None:
     assert choose_device("cpu") == CPU
     with pytest.raises(UserError, match="device 'tpu9' cannot be used"):
         choose_device("tpu9")
+
+
+def test_a_model_that_is_meant_for_some_checkpoints_is_not_given_to_runs_of_another(tmp_path: Path) -> None:
+    run = plain_run(tmp_path / "run", 1)
+    (tmp_path / "lone.pt").touch()
+    with pytest.raises(
+        UserError, match=r"--model ViT-B-16 is for all checkpoints, and .*run records ViT-B-32"
+    ):
+        find_checkpoints([run, tmp_path / "lone.pt"], "ViT-B-16")
+    assert [each.model for each in find_checkpoints([run, tmp_path / "lone.pt"], "ViT-B-32")] == [
+        "ViT-B-32"
+    ] * 2
+    assert [each.model for each in find_checkpoints([run], "ViT-B-16")] == ["ViT-B-16"]

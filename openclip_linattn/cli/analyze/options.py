@@ -83,13 +83,14 @@ def number(key: str, digits: int = 3) -> Cell:
 
 
 def with_interval(key: str) -> Cell:
-    """A cell with the number under `key` and its interval."""
+    """A cell with the number under `key` and its interval: three decimals, or two digits where these would be zeros."""
 
     def cell(row: Mapping[str, Any]) -> str:
         if row.get(key) is None:
             return "-"
-        bounds = row.get(f"{key}_interval")
-        return f"{row[key]:.3f}" + (f" [{bounds[0]:.3f}, {bounds[1]:.3f}]" if bounds else "")
+        bounds = row.get(f"{key}_interval") or []
+        form = ".3f" if max(map(abs, (row[key], *bounds))) >= 0.01 else ".2g"
+        return f"{row[key]:{form}}" + (f" [{bounds[0]:{form}}, {bounds[1]:{form}}]" if bounds else "")
 
     return cell
 

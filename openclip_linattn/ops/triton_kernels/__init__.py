@@ -21,11 +21,14 @@ def supported(q: Tensor, v: Tensor) -> bool:
     card of compute capability 8.0 (A100) or later, or on a CPU for Triton's interpreter.
     """
     fits = q.dtype in _DTYPES and q.dtype == v.dtype and all(1 <= x.shape[-1] <= WIDEST for x in (q, v))
-    return fits and _has_triton() and (not q.is_cuda or _takes_kernels(q.device))
+    # A compiler looks once and for all, and warns of caches.
+    compiling = torch.compiler.is_compiling()
+    has_triton = _find_triton if compiling else _has_triton
+    takes_kernels = _is_capable if compiling else _takes_kernels
+    return fits and has_triton() and (not q.is_cuda or takes_kernels(q.device))
 
 
-@functools.cache
-def _has_triton() -> bool:
+def _find_triton() -> bool:
     try:
         import triton
     except ImportError:
@@ -33,6 +36,9 @@ def _has_triton() -> bool:
     return tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 4)
 
 
-@functools.cache
-def _takes_kernels(device: torch.device) -> bool:
+def _is_capable(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+_has_triton = functools.cache(_find_triton)
+_takes_kernels = functools.cache(_is_capable)

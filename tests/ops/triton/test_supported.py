@@ -44,6 +44,16 @@ def test_cards(capability, expected, monkeypatch):
     triton_kernels._takes_kernels.cache_clear()
 
 
+def test_a_compiler_meets_no_caches_of_which_it_would_warn(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    for cached in ("_has_triton", "_takes_kernels"):
+        monkeypatch.setattr(triton_kernels, cached, lambda *_: pytest.fail("a cache"))
+    with FakeTensorMode():
+        assert triton_kernels.supported(*inputs(device="cuda")) is True
+
+
 @pytest.mark.parametrize("version", [None, "3.3.1"])
 def test_without_a_triton_that_compiles_the_kernels(version):
     code = f"""
