@@ -12,6 +12,7 @@ from typing import Any
 import open_clip
 
 from openclip_linattn.data.training.preflight import PreflightResult
+from openclip_linattn.first_process import of_first_process
 from openclip_linattn.manifest import Manifest, Plan, machine_facts, model_facts, read_manifest
 from openclip_linattn.resume import Latest, epochs_done, resumed_epoch, set_aside, settle_latest
 
@@ -19,8 +20,8 @@ FOREIGN = ("hf-hub:", "local-dir:")  # such models bring a config and a tokenize
 
 
 def default_name(args: argparse.Namespace) -> str:
-    """A run name of OpenCLIP's style, for commands that give none."""
-    now = datetime.now().strftime("%Y_%m_%d-%H_%M_%S")
+    """A run name of OpenCLIP's style, for commands that give none: one for all processes of a torchrun."""
+    now = of_first_process(datetime.now().strftime("%Y_%m_%d-%H_%M_%S"))
     model = args.model.replace("/", "-")
     return f"{now}-model_{model}-lr_{args.lr}-b_{args.batch_size}-j_{args.workers}-p_{args.precision}"
 

@@ -148,3 +148,26 @@ def test_the_verdict_of_the_laptop_plan_is_that_of_the_committed_report():
     assert [kind for kind, *_ in needs] == ["linear", "normlinear", "neumannlinear"]
     for kind, times, interval in needs:
         assert f"{kind} needs {times} times {interval} the training compute of softmax" in report
+
+
+def test_the_sweep_of_learning_rates_says_what_the_readme_says():
+    (words,) = re.findall(
+        r"it is softmax's best, and the best of\sthe others is at most ([\d.]+) nats below theirs at 1e-3, which is "
+        r"what two seeds differ by, and ([\d.]+) or more\sabove softmax",
+        README,
+    )
+    near, above = map(float, words)
+    report = (ROOT / "scaling/results/laptop-rates/report.md").read_text(encoding="utf-8")
+    table = re.findall(
+        r"^\| (\w+) \| [^|]+ \| (.+) \|$", report.split("## validation loss")[1].split("\n## ")[0], re.M
+    )
+    losses = {
+        kind: [float(each.strip("*")) for each in row.split(" | ")]
+        for kind, row in table
+        if kind != "attention"
+    }
+    assert losses.keys() == {"softmax", "linear", "normlinear", "neumannlinear"}
+    best = {kind: min(row) for kind, row in losses.items()}
+    assert best["softmax"] == losses["softmax"][1]  # of 5e-4, 1e-3, 2e-3, 4e-3
+    assert max(losses[kind][1] - best[kind] for kind in best) <= near
+    assert min(best[kind] for kind in best if kind != "softmax") - best["softmax"] >= above

@@ -121,20 +121,69 @@ def test_profile(name, file):
     assert f"| {name} | {allocated:.1f} T | {copies} ms | {total} ms |" in SECTION
 
 
-def test_table_of_high_resolutions():
-    with (RESULTS.parent / "resolution" / "resolution.csv").open(encoding="utf-8", newline="") as file:
-        measured_rows = list(csv.DictReader(file))
+def test_tables_of_high_resolutions():
     section = README.split("<!-- resolution -->")[1].split("<!-- end of resolution -->")[0]
-    table = [line for line in section.splitlines() if line.startswith("| `")]
-    assert len(table) == len(measured_rows)
-    for row, line in zip(measured_rows, table, strict=True):
-        assert row["status"] == "measured"
-        seconds, rate, peak = (float(row[key]) for key in ("seconds", "tokens_per_s", "peak_bytes"))
-        cells = (
-            f"`{row['model']}`",
-            row["pixels"],
-            f"{int(row['tokens']):,}",
-            f"{seconds:.3g} s",
-            f"{rate:,.0f}",
-        )
-        assert line == f"| {' | '.join(cells)} | {peak / 2**30:.2f} GiB |"
+    with (RESULTS.parent / "resolution" / "resolution.csv").open(encoding="utf-8", newline="") as file:
+        rows = {(row["model"], row["pass"], int(row["pixels"])): row for row in csv.DictReader(file)}
+    assert not [key for key, row in rows.items() if row["failure"]]
+    table = [line for line in section.splitlines() if line.startswith("|")]
+    assert table == [*times_by_size(rows), *passes_of_linear_towers(rows)]
+
+
+RESOLUTION_PAIRS = (
+    ("ViT-S-16-softmax", "ViT-S-16-normlinear"),
+    ("InfViT-4-16-softmax", "InfViT-4-16-lininfsa"),
+)
+
+
+def seconds_of(row):
+    text = (
+        f"{float(row['seconds']):,.3g} s"
+        if float(row["seconds"]) < 1000
+        else f"{float(row['seconds']) / 3600:.3g} h"
+    )
+    return text if row["status"] == "measured" else f"{text}, extrapolated"
+
+
+def gib(count):
+    return f"{int(count) / 2**30:.2f} GiB"
+
+
+def times_by_size(rows):
+    """One image without gradients in low memory: the time of each tower, and softmax's over the other's."""
+    names = [f"`{name}`" for pair in RESOLUTION_PAIRS for name in (*pair, "ratio")]
+    lines = [f"| px | tokens | {' | '.join(names).replace('`ratio`', 'ratio')} |", "|" + "---|" * 8]
+    for pixels in sorted({pixels for _, mode, pixels in rows if mode == "low memory"}):
+        cells = [f"{pixels}", f"{int(rows['ViT-S-16-softmax', 'low memory', pixels]['tokens']):,}"]
+        for pair in RESOLUTION_PAIRS:
+            both = [rows[name, "low memory", pixels] for name in pair]
+            ratio = float(both[0]["seconds"]) / float(both[1]["seconds"])
+            cells += [*map(seconds_of, both), f"{ratio:.3g}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def passes_of_linear_towers(rows):
+    """Speed and memory of the linear towers in the passes that were measured."""
+    lines = [
+        "| tower | px | tokens/s | memory | memory, plain | forward and backward | its memory |",
+        "|" + "---|" * 7,
+    ]
+    for _, name in RESOLUTION_PAIRS:
+        for pixels in sorted({pixels for model, _, pixels in rows if model == name}):
+            found = [rows.get((name, mode, pixels)) for mode in ("low memory", "plain", "training")]
+            memory = [
+                f"{int(row['peak_bytes']) / 2**30:.2f} GiB" if row and row["peak_bytes"] else "-"
+                for row in found
+            ]
+            both = seconds_of(found[2]) if found[2] else "-"
+            cells = [
+                f"`{name}`",
+                f"{pixels}",
+                f"{float(found[0]['tokens_per_s']):,.0f}",
+                *memory[:2],
+                both,
+                memory[2],
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines

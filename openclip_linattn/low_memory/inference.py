@@ -2,9 +2,9 @@
 
 A block of a plain forward pass holds five to ten tensors of the size of its input at once: the normed tokens, the
 packed projection, the output of the attention, the four times wider hidden layer. Here the stream is changed in
-place, a chunk of tokens at a time, block by block according to its own attention (`openclip_linattn.low_memory.blocks`).
-Beyond the image and the weights the memory is one (B, N, width) tensor, and in a block of a quadratic kind two more of
-the same size with softmax (keys and values), or about five with infsa (queries and output too).
+place, a chunk of tokens at a time, block by block according to its own attention (`low_memory.blocks`). Beyond the
+image and the weights the memory is one (B, N, width) tensor, and in a block of a quadratic kind two more of the same
+size with softmax (keys and values), or about five with infsa (queries and output too).
 """
 
 import sys

@@ -17,7 +17,9 @@ from openclip_scaling.fitting.analysis import Settings, analyse
 from openclip_scaling.fitting.best_rate import AtBestRate
 from openclip_scaling.fitting.holdout import held_out
 from openclip_scaling.fitting.metrics import metric_columns
-from openclip_scaling.reading.runs import collect
+from openclip_scaling.reading.runs import Collection, collect
+from openclip_scaling.reporting.report_content import content
+from openclip_scaling.reporting.sweep_table import sweep_table
 
 RATES = (5e-4, 1e-3, 2e-3)
 SETTINGS = Settings(laws=("power",), draws=100)
@@ -242,3 +244,36 @@ def test_compare_says_which_rates_and_pairs(tmp_path: Path, capsys: Any) -> None
     found = json.loads(capsys.readouterr().out)
     assert found["comparisons"][0]["pairs"] == 6
     assert sum("learning rates are swept" in text for text in found["notices"]) == 2
+
+
+def test_the_report_has_the_metric_at_every_rate_with_the_best_in_bold() -> None:
+    frame = swept({"linear": 5e-4, "softmax": 1e-3}, seeds=(0, 1), sizes=2)
+    lost = (frame["attention"] == "linear") & (frame["learning_rate"] == 2e-3) & (frame["parameters"] > 1e8)
+    frame = frame[~lost]
+    lines = sweep_table(frame, replace(SETTINGS, metric="val_loss")).splitlines()
+    assert lines[0].startswith("validation loss (nats) at the end of training by learning rate")
+    assert lines[2] == "| attention | size, samples | 0.0005 | 0.001 | 0.002 |"
+    cells = {
+        (row[0], row[1]): row[2:]
+        for row in ([each.strip() for each in line.strip("|").split("|")] for line in lines[4:])
+    }
+    assert {group for group, _ in cells} == {"linear", "softmax"}
+    small, large = ((kind, f"{size} parameters, 2,000,000 samples") for kind, size in
+                    (("softmax", "1e+06"), ("linear", "1e+09")))  # fmt: skip
+    ends = frame[(frame["epoch"] == 2) & (frame["attention"] == "softmax") & (frame["parameters"] == 1e6)]
+    means = [np.exp(np.log(part["val_loss"]).mean()) for _, part in ends.groupby("learning_rate")]
+    assert cells[small] == [f"{means[0]:.4g}", f"**{means[1]:.4g}**", f"{means[2]:.4g}"]
+    assert cells[large][0].startswith("**")
+    assert cells[large][2] == "-"
+    assert sweep_table(frame[frame["learning_rate"] == 1e-3], SETTINGS) == ""
+
+
+def test_a_sweep_of_one_size_has_its_table_though_nothing_can_be_fitted() -> None:
+    frame = swept({"linear": 5e-4, "softmax": 1e-3}, sizes=1)
+    empty = pd.DataFrame()
+    report = content(Collection(frame, empty, empty), ["val_loss"], replace(SETTINGS, points="ends"))
+    text = "\n".join(block for block in report.blocks if isinstance(block, str))
+    assert (
+        text.count("linear, softmax: no power fit: 1 points at 1 different scales") == 2
+    )  # verdict and chapter
+    assert "| softmax | 1e+06 parameters, 2,000,000 samples |" in text

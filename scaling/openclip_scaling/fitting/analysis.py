@@ -146,7 +146,7 @@ def analyse(frame: pd.DataFrame, settings: Settings, progress: Progress | None =
             "large one after few; --points frontier fits only what is best at its compute"
         )
     fits: list[GroupFit] = []
-    failures: list[str] = []
+    failures: dict[str, list[str]] = {}
     for group, points in groups.everything.items():
         for law in laws:
             if progress:
@@ -154,10 +154,11 @@ def analyse(frame: pd.DataFrame, settings: Settings, progress: Progress | None =
             try:
                 fits.append(fitted(group, points, law, settings, groups.plans[group]))
             except UserError as error:
-                failures.append(f"{group}: no {law.name} fit: {error}")
+                failures.setdefault(f"no {law.name} fit: {error}", []).append(group)
+    unfitted = [f"{', '.join(named)}: {reason}" for reason, named in failures.items()]
     if not fits:
-        raise UserError(f"Nothing could be fitted to {metric.column}. {' '.join(failures)}")
-    return Analysis(settings, metric, fits, groups.chosen, [*notices, *failures])
+        raise UserError(f"Nothing could be fitted to {metric.column}. {' '.join(unfitted)}")
+    return Analysis(settings, metric, fits, groups.chosen, [*notices, *unfitted])
 
 
 def laws_of(settings: Settings) -> list[Law]:

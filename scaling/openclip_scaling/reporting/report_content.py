@@ -21,6 +21,7 @@ from openclip_scaling.reporting.as_json import records, slugs
 from openclip_scaling.reporting.markdown import READING, cell, summary
 from openclip_scaling.reporting.report_blocks import Block, Picture
 from openclip_scaling.reporting.report_metric import Chapter, metric_chapter, unfitted_chapter
+from openclip_scaling.reporting.sweep_table import sweep_table
 
 _DEFAULT_METRICS = re.compile(r"(^val_loss|^train_loss|top-?1)$")
 
@@ -70,7 +71,8 @@ def content(
         try:
             analysis = analyse(collection.checkpoints, replace(settings, metric=name, laws=BOTH))
         except UserError as error:
-            chapters.append(unfitted_chapter(name, metric_named(name).label, str(error)))
+            sweep = sweep_table(collection.checkpoints, replace(settings, metric=name))
+            chapters.append(unfitted_chapter(name, metric_named(name).label, str(error), sweep))
             continue
         found.append(analysis)
         chapters.append(metric_chapter(analysis, collection.checkpoints, stems[name]))

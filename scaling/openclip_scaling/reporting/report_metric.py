@@ -21,6 +21,7 @@ from openclip_scaling.pictures.isoflop_plot import isoflop_figure
 from openclip_scaling.pictures.plot import scaling_figure
 from openclip_scaling.reporting.markdown import comparisons_table, escaped, fits_table
 from openclip_scaling.reporting.report_blocks import Block, Picture
+from openclip_scaling.reporting.sweep_table import sweep_table
 
 _UNCLEAR = re.compile(r"the exponents? of .+ (?:is|are) not identified")
 
@@ -45,6 +46,7 @@ def metric_chapter(analysis: Analysis, frame: pd.DataFrame, stem: str) -> Chapte
         fits_table(analysis),
         *_pictures(analysis, frame, stem),
         comparisons_table(comparisons, analysis),
+        sweep_table(frame, settings),
         _listed("To keep in mind", analysis.remarks),
         *equal_compute,
     ]
@@ -59,10 +61,10 @@ def metric_chapter(analysis: Analysis, frame: pd.DataFrame, stem: str) -> Chapte
     return Chapter(analysis.metric.label, blocks, findings(comparisons), stored)
 
 
-def unfitted_chapter(metric: str, title: str, reason: str) -> Chapter:
-    """The chapter of a metric that cannot be fitted."""
+def unfitted_chapter(metric: str, title: str, reason: str, sweep: str = "") -> Chapter:
+    """The chapter of a metric that cannot be fitted, with its table of learning rates where there is one."""
     text = f"Not fitted: {reason}"
-    return Chapter(title, [f"## {title}", text], [text], {"metric": metric, "error": reason})
+    return Chapter(title, [f"## {title}", text, sweep], [text], {"metric": metric, "error": reason})
 
 
 def findings(comparisons: Iterable[Comparison]) -> list[str]:
