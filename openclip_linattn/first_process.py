@@ -3,7 +3,7 @@
 import os
 from datetime import timedelta
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # documented, though not in __all__
 
 WAIT = timedelta(minutes=5)
 """As long as the slowest process of a run may start after the first."""

@@ -159,7 +159,9 @@ def test_the_sweep_of_learning_rates_says_what_the_readme_says():
     near, above = map(float, words)
     report = (ROOT / "scaling/results/laptop-rates/report.md").read_text(encoding="utf-8")
     table = re.findall(
-        r"^\| (\w+) \| [^|]+ \| (.+) \|$", report.split("## validation loss")[1].split("\n## ")[0], re.M
+        r"^\| (\w+) \| [^|]+ \| (.+) \|$",
+        report.split("## validation loss")[1].split("\n## ")[0],
+        re.MULTILINE,
     )
     losses = {
         kind: [float(each.strip("*")) for each in row.split(" | ")]

@@ -70,7 +70,7 @@ def classification_task(data: EvaluationSet) -> Task:
     def answer(means: Means, wanted: Sequence[int]) -> list[Scored]:
         label_sets = [data.label_sets[number] for number in wanted]
         for label_set in label_sets:
-            means.classifiers.get(label_set)
+            means.classifiers.get(label_set, means.processes)
         start = time.perf_counter()
         scored = score(means.classifiers, data, label_sets, advance=means.advance, **means.reading)
         rate = {"images_per_s": round(data.n / (time.perf_counter() - start), 1)}

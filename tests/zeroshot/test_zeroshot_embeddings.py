@@ -1,10 +1,10 @@
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import open_clip
@@ -13,10 +13,11 @@ import torch
 
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.checkpoints import CheckpointError, find_checkpoints
-from openclip_linattn.zeroshot.encoders import embedding_cache
+from openclip_linattn.zeroshot.encoders import embedding_cache, embeddings
 from openclip_linattn.zeroshot.encoders.embedding_cache import EmbeddingCache
 from openclip_linattn.zeroshot.encoders.embeddings import Classifiers, class_embeddings
 from openclip_linattn.zeroshot.encoders.models import LoadedModel
+from openclip_linattn.zeroshot.processes import Processes
 from openclip_linattn.zeroshot.results.accuracy import accuracy
 from openclip_linattn.zeroshot.results.predictions import Predictions, best_classes, gather
 from openclip_linattn.zeroshot.sets.labels import LabelSet
@@ -233,3 +234,32 @@ def test_templates_are_found_by_name_or_file(tmp_path: Path) -> None:
     assert find_templates(path) == ("a {}",)
     with pytest.raises(UserError, match="'openai-80' are neither a file nor one of openai80, simple7, one"):
         find_templates("openai-80")
+
+
+class OneAfterTheOther(Processes):
+    """One of several processes, which are asked in turn: the last one has what all have found."""
+
+    parts: ClassVar[list[Any]]
+
+    def collect(self, work: Callable[[], Any]) -> list[Any]:
+        self.parts.append(work())
+        return self.parts
+
+
+def test_texts_are_dealt_out_among_processes(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embeddings, "_TEXTS_PER_STEP", 6)  # three classes: nine steps for three processes
+    label_set = LabelSet("some", NAMES, ("a {}", "the {}"))
+    whole = class_embeddings(loaded, label_set)
+    encoded: list[str] = []
+    build = embeddings._by_openclip
+
+    def counting(model: LoadedModel, names: Sequence[str], formats: Sequence[str]) -> torch.Tensor:
+        encoded.extend(names)
+        return build(model, names, formats)
+
+    monkeypatch.setattr(embeddings, "_by_openclip", counting)
+    OneAfterTheOther.parts = []
+    for rank in range(3):
+        found = class_embeddings(loaded, label_set, processes=OneAfterTheOther(rank, 3))
+    assert encoded == [NAMES[i] for rank in range(3) for i in range(25) if i // 3 % 3 == rank]
+    assert torch.equal(found, whole)

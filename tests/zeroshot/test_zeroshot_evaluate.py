@@ -175,7 +175,7 @@ def test_images_and_shared_class_names_are_encoded_once(
         encoding_module, "image_features", lambda m, x: images.append(len(x)) or features(m, x)
     )
     monkeypatch.setattr(
-        embeddings_module, "class_embeddings", lambda m, x, a: texts.append(x.name) or embeddings(m, x, a)
+        embeddings_module, "class_embeddings", lambda m, x, *a: texts.append(x.name) or embeddings(m, x, *a)
     )
     copy = shutil.copytree(data_folder, tmp_path / "copy")
     evaluate([checkpoint], [data_folder, copy], PLAIN)

@@ -11,6 +11,7 @@ from openclip_linattn.zeroshot.encoders.embedding_cache import EmbeddingCache
 from openclip_linattn.zeroshot.encoders.features import as_float32, autocast, check_finite
 from openclip_linattn.zeroshot.encoders.models import LoadedModel
 from openclip_linattn.zeroshot.encoders.trimmed_texts import can_trim, trimmed_features
+from openclip_linattn.zeroshot.processes import ALONE, Processes, in_turn
 from openclip_linattn.zeroshot.sets.labels import LabelSet
 from openclip_linattn.zeroshot.watching import Advance, Watch, unwatched
 
@@ -38,12 +39,15 @@ class Classifiers:
         self._watch = watch
         self._built: dict[_Key, Tensor] = {}
 
-    def get(self, label_set: LabelSet) -> Tensor:
-        """Return the classifier (embedding, C) of a label set; raises CheckpointError where it is not finite."""
+    def get(self, label_set: LabelSet, processes: Processes = ALONE) -> Tensor:
+        """Return the classifier (embedding, C) of a label set; raises CheckpointError where it is not finite.
+
+        The texts are dealt out among `processes`, all of which must ask for the same label sets in the same order.
+        """
         key = (label_set.classes, label_set.formats)
         if key not in self._built:
             within = self._within_another(key)
-            self._built[key] = self._build(label_set) if within is None else within
+            self._built[key] = self._build(label_set, processes) if within is None else within
         return self._built[key]
 
     def _within_another(self, wanted: _Key) -> Tensor | None:
@@ -54,40 +58,51 @@ class Classifiers:
                 return classifier[:, [index[name] for name in wanted[0]]]
         return None
 
-    def _build(self, label_set: LabelSet) -> Tensor:
-        kept = self._cache.get(label_set) if self._cache else None
+    def _build(self, label_set: LabelSet, processes: Processes) -> Tensor:
+        cache = self._cache
+        # By one: the folder of the cache need not be shared by all machines.
+        kept = processes.by_first(lambda: cache.get(label_set) if cache else None)
         if kept is not None:
             return kept.to(self.loaded.device)
         with self._watch(f"texts of {label_set.name}", len(label_set.classes)) as advance:
-            classifier = class_embeddings(self.loaded, label_set, advance)
+            classifier = class_embeddings(self.loaded, label_set, advance, processes)
         check_finite(classifier, f"text features of label set {label_set.name!r}")
-        if self._cache:
-            self._cache.put(label_set, classifier)
+        if cache and processes.first:
+            cache.put(label_set, classifier)
         return classifier
 
 
-def class_embeddings(loaded: LoadedModel, label_set: LabelSet, advance: Advance = lambda _: None) -> Tensor:
+def class_embeddings(
+    loaded: LoadedModel,
+    label_set: LabelSet,
+    advance: Advance = lambda _: None,
+    processes: Processes = ALONE,
+) -> Tensor:
     """Return the zero-shot classifier (embedding, C): OpenCLIP's own, in float32, columns of norm 1.
 
     A column is the mean over the templates of the normalised text features, normalised again (Radford et
-    al. 2021, section 3.1.4). `advance` hears how many classes each step did.
+    al. 2021, section 3.1.4). Whole steps are dealt out among `processes`, so that their number changes no bit.
+    `advance` hears how many classes each step did, times the processes.
     """
+    classes = label_set.classes
     step = max(1, _TEXTS_PER_STEP // len(label_set.templates))
-    trimmed = len(label_set.classes) * len(label_set.templates) >= MIN_TRIMMED and can_trim(loaded.clip)
+    trimmed = len(classes) * len(label_set.templates) >= MIN_TRIMMED and can_trim(loaded.clip)
     if trimmed:
         step *= _STEPS_SORTED
-    classifier: Tensor | None = None
-    with torch.inference_mode(), autocast(loaded):
-        for first in range(0, len(label_set.classes), step):
-            names = label_set.classes[first : first + step]
-            build = _without_padding if trimmed else _by_openclip
-            part = as_float32(build(loaded, names, label_set.formats), dim=0)
-            if classifier is None:
-                classifier = part.new_empty(part.shape[0], len(label_set.classes))
-            classifier[:, first : first + step] = part
-            advance(len(names))
-    assert classifier is not None  # a label set has classes
-    return classifier
+    build = _without_padding if trimmed else _by_openclip
+
+    def columns() -> list[Tensor]:
+        found = []
+        with torch.inference_mode(), autocast(loaded):
+            for own in processes.deal(len(classes), step):
+                part = as_float32(build(loaded, classes[own.start : own.stop], label_set.formats), dim=0)
+                found.append(
+                    part if processes.count == 1 else part.cpu()
+                )  # a card's number is its process's own
+                advance(len(own) * processes.count)
+        return found
+
+    return torch.cat(in_turn(processes.collect(columns)), dim=1).to(loaded.device)
 
 
 def _by_openclip(loaded: LoadedModel, names: Sequence[str], formats: Sequence[str]) -> Tensor:
