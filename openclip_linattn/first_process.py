@@ -12,8 +12,9 @@ WAIT = timedelta(minutes=5)
 def of_first_process(value: str) -> str:
     """The `value` of the process of rank 0, in every process of a torchrun; elsewhere that of the process itself.
 
-    It is exchanged through the store that torchrun keeps for its processes, under a key of this restart. Started
-    otherwise (srun, mpirun), processes have no store before OpenCLIP makes one.
+    It is exchanged through the store that torchrun keeps for its processes, under a key of this restart; after an
+    elastic change of members without a restart the earlier value may be given. Started otherwise (srun, mpirun),
+    processes have no store before OpenCLIP makes one.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or int(os.environ["WORLD_SIZE"]) < 2:
         return value

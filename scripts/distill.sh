@@ -15,7 +15,10 @@ fi
 here=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
-PYTHON=$(realpath -s "$PYTHON")
+case $PYTHON in # macOS has no realpath -s
+    /*) ;;
+    */*) PYTHON=$PWD/$PYTHON ;;
+esac
 cd "$here"
 
 fail() {
@@ -37,7 +40,7 @@ for i in "${!words[@]}"; do # the last one counts, as for OpenCLIP
     esac
 done
 
-read -ra sets <<<"${EVAL:-}"
+read -r -d '' -a sets <<<"${EVAL:-}" || true # of all its lines
 if [ ${#sets[@]} -gt 0 ]; then # a wrong one must not be found after the training
     "$PYTHON" - "${sets[@]}" <<'END'
 import sys

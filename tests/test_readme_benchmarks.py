@@ -172,10 +172,7 @@ def passes_of_linear_towers(rows):
     for _, name in RESOLUTION_PAIRS:
         for pixels in sorted({pixels for model, _, pixels in rows if model == name}):
             found = [rows.get((name, mode, pixels)) for mode in ("low memory", "plain", "training")]
-            memory = [
-                f"{int(row['peak_bytes']) / 2**30:.2f} GiB" if row and row["peak_bytes"] else "-"
-                for row in found
-            ]
+            memory = [gib(row["peak_bytes"]) if row and row["peak_bytes"] else "-" for row in found]
             both = seconds_of(found[2]) if found[2] else "-"
             cells = [
                 f"`{name}`",

@@ -126,12 +126,11 @@ def _plain_files(path: Path) -> tuple[Path, ...]:
         return (path,)
     if not path.is_dir():
         return ()
-    # Hidden folders are the user's tools' (.ipynb_checkpoints), and no class folders.
-    if any(each.is_dir() and not each.name.startswith(".") for each in path.iterdir()):
+    # Hidden folders and files are those of the user's tools (.ipynb_checkpoints) and of macOS (._cat.jpg).
+    seen = [each for each in path.iterdir() if not each.name.startswith(".")]
+    if any(each.is_dir() for each in seen):
         return ()
-    return tuple(
-        sorted(each for each in path.iterdir() if each.is_file() and each.suffix.lower() in IMAGE_SUFFIXES)
-    )
+    return tuple(sorted(each for each in seen if each.is_file() and each.suffix.lower() in IMAGE_SUFFIXES))
 
 
 def _chosen_samples(data: ShardSet, wanted: set[int]) -> Iterator[tuple[Path, RawSample]]:

@@ -70,7 +70,7 @@ def export_checkpoint(
 
     "onnx" and "torch" give one file per tower, image.onnx say, which takes any batch and gives features of length one
     without this package, and export.json, which says how images and texts are prepared and what the features are
-    scaled by; every file carries the same text. An ONNX file of 2 GB has its weights beside it, in image.onnx.data.
+    scaled by; every file carries the same text. Weights of an ONNX file above 1.6 GB are beside it, in image.onnx.data.
     A tokenizer of transformers leaves its files too. "hub" gives the folder that OpenCLIP's own push to the Hugging
     Face hub makes: see `write_hub_folder`.
 

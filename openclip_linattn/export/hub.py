@@ -44,7 +44,7 @@ def write_hub_folder(folder: Path, checkpoint: Checkpoint, loaded: LoadedModel) 
     config = _model_config(checkpoint)
     try:
         save_for_hf(loaded.clip, _Tokenizer(loaded.tokenizer), config, str(folder), safe_serialization=True)
-    except SafetensorError as error:
+    except (SafetensorError, RuntimeError, ValueError) as error:  # a full disk, or weights that share memory
         raise UserError(f"{HF_SAFE_WEIGHTS_NAME} cannot be written: {first_line(error)}") from error
     notes = []
     if own is not None:

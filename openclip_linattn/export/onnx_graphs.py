@@ -16,8 +16,8 @@ from openclip_linattn.errors import UserError
 from openclip_linattn.export.programs import DESCRIPTION, Features
 from openclip_linattn.export.towers import Tower, first_line
 
-LARGEST_FILE = 2_000_000_000
-"""Bytes of weights that go into the ONNX file itself, which with its graph can hold 2**31."""
+LARGEST_FILE = 1536 * 2**20
+"""Bytes of weights above which PyTorch itself puts them beside the ONNX file, which can hold 2**31 in all."""
 
 
 def check_installed() -> None:

@@ -38,6 +38,7 @@ OPENCLIP = BlockNames("ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2")
 TIMM = BlockNames("norm1", "attn", "ls1", "norm2", "mlp", "ls2")
 TIMM_POST_NORM = BlockNames("", "attn", "norm1", "", "mlp", "norm2")
 TRANSFORMERS = BlockNames("layer_norm1", "self_attn", "", "layer_norm2", "mlp", "")
+TRANSFORMERS_MODULE = "transformers.models.clip.modeling_clip"
 
 
 @dataclass(frozen=True)
@@ -76,16 +77,12 @@ def heads_of(attention: nn.Module) -> Heads:
     stock: Any = attention
     if type(attention) is nn.MultiheadAttention and _is_plain(attention):
         attention = OperatorAttention.from_existing(attention, kind="softmax", train_tokens=1)
-    elif type(attention) is StockTimmAttention:
-        attention = TimmAttention(stock, "softmax", 1)
-    elif type(attention).__module__ == "transformers.models.clip.modeling_clip":
-        attention = TransformersAttention(stock, "softmax", 1)
     if isinstance(attention, OperatorAttention):
         return Heads(attention, attention.project, _projected(attention.out_proj))
-    if isinstance(attention, TimmAttention):
-        return _timm_heads(attention)
-    if isinstance(attention, TransformersAttention):
-        return _transformers_heads(attention)
+    if isinstance(attention, TimmAttention) or type(attention) is StockTimmAttention:
+        return _timm_heads(stock)
+    if isinstance(attention, TransformersAttention) or type(attention).__module__ == TRANSFORMERS_MODULE:
+        return _transformers_heads(stock)
     raise UserError(f"low-memory inference does not know attention of the type {type(attention).__name__}")
 
 
@@ -95,7 +92,21 @@ def _is_plain(attention: nn.MultiheadAttention) -> bool:
     return all(x is not None for x in packed) and attention.bias_k is None and not attention.add_zero_attn
 
 
-def _timm_heads(attention: TimmAttention) -> Heads:
+def _operator_of(attention: nn.Module) -> HeadOperator:
+    """The attention's own operator, or softmax where it is a library's."""
+    if isinstance(attention, HeadOperator):
+        return attention
+    stock: Any = attention
+    operator = HeadOperator()
+    operator.num_heads = stock.num_heads
+    operator.choose_operator("softmax", train_tokens=1, device=torch.device("cpu"))
+    return operator
+
+
+def _timm_heads(attention: Any) -> Heads:
+    norm = getattr(attention, "norm", None) or nn.Identity()
+    gate = getattr(attention, "gate", None)
+
     def project(x: Tensor, parts: str) -> tuple[Tensor, ...]:
         first, qkv = "qkv".index(parts), attention.qkv
         if type(qkv) is nn.Linear:
@@ -112,16 +123,16 @@ def _timm_heads(attention: TimmAttention) -> Heads:
         )
 
     def merge(o: Tensor, tokens: Callable[[], Tensor]) -> Tensor:
-        o = attention.norm(o)
-        if attention.gate is not None:
-            o = o * attention.gate(tokens()).sigmoid()
+        o = norm(o)
+        if gate is not None:
+            o = o * gate(tokens()).sigmoid()
         output: Tensor = attention.proj_drop(attention.proj(o))
         return output
 
-    return Heads(attention, project, merge)
+    return Heads(_operator_of(attention), project, merge)
 
 
-def _transformers_heads(attention: TransformersAttention) -> Heads:
+def _transformers_heads(attention: Any) -> Heads:
     projections = {"q": attention.q_proj, "k": attention.k_proj, "v": attention.v_proj}
 
     def project(x: Tensor, parts: str) -> tuple[Tensor, ...]:
@@ -129,7 +140,7 @@ def _transformers_heads(attention: TransformersAttention) -> Heads:
             projections[part](x).view(*x.shape[:2], attention.num_heads, -1).transpose(1, 2) for part in parts
         )
 
-    return Heads(attention, project, _projected(attention.out_proj))
+    return Heads(_operator_of(attention), project, _projected(attention.out_proj))
 
 
 def _projected(out_proj: nn.Module) -> Callable[[Tensor, Callable[[], Tensor]], Tensor]:

@@ -20,6 +20,7 @@ from timm.models.vision_transformer import VisionTransformer as TimmVisionTransf
 from torch import nn
 
 from openclip_linattn.errors import UserError
+from openclip_linattn.low_memory.blocks import TRANSFORMERS_MODULE
 from openclip_linattn.low_memory.towers import (
     check_openclip,
     check_timm,
@@ -112,7 +113,7 @@ def _without_gradients(module: nn.Module, *args: Any, **options: Any) -> Any:
 
 def _is_image_encoder(module: nn.Module) -> bool:
     """Whether it is the encoder of an image tower of transformers' CLIP."""
-    if type(module).__module__ != "transformers.models.clip.modeling_clip":
+    if type(module).__module__ != TRANSFORMERS_MODULE:
         return False
     clip: Any = sys.modules[type(module).__module__]
     config: Any = getattr(module, "config", None)

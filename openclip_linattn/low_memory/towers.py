@@ -17,6 +17,7 @@ from openclip_linattn.low_memory.blocks import (
     TIMM,
     TIMM_POST_NORM,
     TRANSFORMERS,
+    TRANSFORMERS_MODULE,
     BlockNames,
     add_block,
     apply,
@@ -102,9 +103,11 @@ def check_timm(tower: TimmVisionTransformer) -> None:
 
 
 def check_transformers(encoder: Any) -> None:
-    """Raises UserError where an encoder's attention is not known."""
+    """Raises UserError where a block of an encoder, or its attention, is not known."""
+    from transformers.models.clip.modeling_clip import CLIPEncoderLayer
+
     for block in encoder.layers:
-        _check_block(block, {type(block): TRANSFORMERS})
+        _check_block(block, {CLIPEncoderLayer: TRANSFORMERS})
 
 
 def refuse_dropping(tower: nn.Module) -> None:
@@ -124,8 +127,8 @@ def _rate(module: Any) -> float:
         rate = module.drop_prob
     elif isinstance(module, nn.Dropout):
         rate = module.p
-    elif isinstance(module, nn.MultiheadAttention):
-        rate = module.dropout
+    elif isinstance(module, nn.MultiheadAttention) or type(module).__module__ == TRANSFORMERS_MODULE:
+        rate = getattr(module, "dropout", 0.0)
     return rate
 
 

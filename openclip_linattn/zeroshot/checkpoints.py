@@ -2,6 +2,7 @@
 
 import ast
 import json
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,9 +62,10 @@ def find_checkpoints(sources: Sequence[str | Path], model: str | None = None) ->
 
     A source is a checkpoint file, a run folder or its checkpoints folder; of a folder every epoch_N.pt is
     taken in order of N (epoch_latest.pt only when it is named itself). The model is `model`, else that of
-    the run's run.json, else that of its params.txt, else the one that `convert` wrote into the file. Raises
-    UserError for a source without checkpoints, for a checkpoint whose model is nowhere written, and for `model`
-    beside checkpoints of runs of another one (see `check_one_model`).
+    the run's run.json, else that of its params.txt, else the one that `convert` wrote into the file, whose
+    config beside the file is registered. Raises UserError for a source without checkpoints, for a checkpoint
+    whose model is nowhere written, and for `model` beside checkpoints of runs of another one (see
+    `check_one_model`).
     """
     paths = dict.fromkeys(path for source in sources for path in _files(Path(source)))
     if not paths:
@@ -113,14 +115,18 @@ def _files(source: Path) -> list[Path]:
 
 
 def _describe(path: Path, model: str | None) -> Checkpoint:
-    run = _run_folder(path)
+    converted = None if path.name.startswith("epoch_") else converted_model(path)
+    # A converted file may lie in the folder of the run that it comes from.
+    run = _run_folder(path) if converted is None else None
     recorded = _read_run_json(run / RUN_FILE) if run else {}
     params = read_params(run / PARAMS_FILE) if run else {}
-    name = model or _agreed_model(recorded, params, path) or converted_model(path)
+    name = model or _agreed_model(recorded, params, path) or converted
     if name is None:
         raise UserError(
             f"{path}: no {RUN_FILE} or {PARAMS_FILE} beside it names its model; give --model NAME"
         )
+    if run is None:
+        _register_own_config(path, name)
     settings = {}
     for key, neutral in MODEL_SETTINGS.items():
         value = recorded.get(key, params.get(key, neutral))
@@ -145,12 +151,27 @@ def converted_model(path: Path) -> str | None:
     if not zipfile.is_zipfile(path):
         return None
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of TorchScript archives
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception:  # no checkpoint, or one with more than weights: whoever loads it says so
         return None
     if not isinstance(content, Mapping) or CONVERTED_FROM not in content:
         return None
-    return str(content["name"])
+    return str(content.get("name")) if content.get("name") else None
+
+
+def _register_own_config(path: Path, model: str) -> None:
+    """`convert` leaves a config beside its file where no registered model has the shape."""
+    config = path.with_name(f"{model.replace('/', '-')}.json")
+    if not config.is_file():
+        return
+    import open_clip  # slow to import, and seldom needed here
+
+    from openclip_linattn.registration import add_model_configs
+
+    if config.stem not in open_clip.list_models():
+        add_model_configs(config)
 
 
 def _agreed_model(recorded: Mapping[str, Any], params: Mapping[str, Any], path: Path) -> str | None:

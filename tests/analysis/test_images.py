@@ -61,6 +61,7 @@ def test_image_files_need_no_labels(tmp_path):
     (tmp_path / "note.txt").write_text("no image")
     (tmp_path / ".ipynb_checkpoints").mkdir()
     (tmp_path / ".thumbnails.png").mkdir()
+    (tmp_path / "._0.png").write_text("macOS writes such files")
     assert [each.key for each in open_pictures(str(tmp_path)).pictures(9)] == ["0.png", "1.png", "2.png"]
     alone = open_pictures(str(tmp_path / "1.png"))
     assert ([each.key for each in alone.pictures(9)], alone.label_sets) == (["1.png"], ())

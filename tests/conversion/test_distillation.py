@@ -92,7 +92,7 @@ def test_the_recipe_does_not_take_one_conversion_for_another(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "environment", "words"),
     [
-        ((), {"EVAL": "nosuch"}, "EVAL: 1 of 1 shard(s) of 'nosuch' do not exist"),
+        ((), {"EVAL": "\nnosuch"}, "EVAL: 1 of 1 shard(s) of 'nosuch' do not exist"),
         ((), {}, "(--model NAME is MODEL=NAME here, before bash)"),
         (("--model", "ViT-B-16"), {}, "MODEL=NAME"),
         (("--model=ViT-B-16",), {}, "MODEL=NAME"),

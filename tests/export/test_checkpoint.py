@@ -99,6 +99,14 @@ def test_the_description_says_all_that_a_program_needs(loaded):
     example = tokenizer["example"]
     assert mine.tokenizer([example["text"]])[0, : len(example["tokens"])].tolist() == example["tokens"]
     assert [example["tokens"][0], example["tokens"][-1]] == [tokenizer["start"], tokenizer["end"]]
+    assert tokenizer["options"] == {}
+
+
+def test_a_scale_that_is_no_number_is_refused(loaded):
+    mine = loaded.__wrapped__("ViT-T32-8-linear")
+    mine.clip.logit_scale.data.fill_(torch.nan)
+    with pytest.raises(UserError, match="the model's own logit scale is NaN or infinite"):
+        describe(Checkpoint(Path("epoch_1.pt"), "ViT-T32-8-linear"), mine, [], ".pt2", [])
 
 
 def test_a_hub_folder_gives_the_same_model_again(saved, loaded, tmp_path):

@@ -32,7 +32,8 @@ def bert(tmp_path, registry):
     BertTokenizerFast(str(text / "vocab.txt")).save_pretrained(text)
     config = open_clip.get_model_config("ViT-T32-8-linear")
     config["text_cfg"] = {
-        "hf_model_name": str(text), "hf_tokenizer_name": str(text), "hf_proj_type": "linear", "context_length": 12
+        "hf_model_name": str(text), "hf_tokenizer_name": str(text), "hf_proj_type": "linear", "context_length": 12,
+        "tokenizer_kwargs": {"clean": "lower"},
     }  # fmt: skip
     path = tmp_path / f"{BERT}.json"
     path.write_text(json.dumps(config))
@@ -68,7 +69,8 @@ def test_a_text_tower_of_transformers_is_exported_with_its_tokenizer(form, bert,
     export = export_checkpoint(str(saved(bert, weights)), form, out, towers=["text"])
     described = json.loads((out / "export.json").read_text())
     assert described["towers"]["text"]["shape"] == ["batch", 12]
-    assert described["tokenizer"]["padding"] == 0
+    assert [described["tokenizer"][name] for name in ("start", "end", "padding")] == [2, 3, 0]
+    assert described["tokenizer"]["options"] == {"clean": "lower"}
     assert described["tokenizer"]["example"]["tokens"] == [2, 5, 7, 8, 5, 6, 3]
     assert {"tokenizer.json", *described["tokenizer"]["files"]} < set(export.files)
     read = read_torch(out / "text.pt2") if form == "torch" else read_onnx(out / "text.onnx")

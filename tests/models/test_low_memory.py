@@ -1,6 +1,7 @@
 """Low-memory inference gives the features of the plain forward pass, in the memory of one residual stream."""
 
 import copy
+from collections.abc import Iterator
 
 import open_clip
 import pytest
@@ -16,6 +17,15 @@ from openclip_linattn.low_memory.inference import low_memory_inference
 from openclip_linattn.ops import OPERATORS
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Every thread of a kernel takes memory of its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def model_of(kind: str, **options: object) -> nn.Module:

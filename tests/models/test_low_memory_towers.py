@@ -144,7 +144,8 @@ def test_gates_and_projections_of_another_class_are_honoured(stock):
 
     tower = timm_tower()
     for block in tower.blocks:
-        block.attn.gate = drawn(nn.Linear(32, 32))
+        if hasattr(block.attn, "gate"):  # timm's attention had none at first
+            block.attn.gate = drawn(nn.Linear(32, 32))
         block.attn.qkv = drawn(Adapted(32, 96))
     assert_same(tower if stock else convert_attention(tower, "linear"), images_of())
 
@@ -200,6 +201,16 @@ def test_clip_models_of_transformers(kind):
     assert_same(model, images_of(32, 32))
     with low_memory_inference(model), pytest.raises(UserError, match="output_hidden_states"):
         model(images_of(32, 32), output_hidden_states=True)
+
+
+def test_attention_dropout_of_transformers_is_refused_in_training_only():
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = CLIPVisionConfig(image_size=32, patch_size=8, attention_dropout=0.1, **sizes)
+    model = drawn(CLIPVisionModel._from_config(vision, attn_implementation="sdpa"))
+    assert_same(model, images_of(32, 32))
+    model.train()
+    with low_memory_inference(model), pytest.raises(UserError, match=r"drops values \(CLIP\w*Attention"):
+        model(images_of(32, 32))
 
 
 def test_the_text_tower_of_transformers_stays_plain():
@@ -266,7 +277,7 @@ def test_stock_softmax_holds_keys_and_values_but_no_weights(library):
 
 @pytest.mark.parametrize(
     "options",
-    [{"drop_path_rate": 0.1}, {"proj_drop_rate": 0.1}, {"pos_drop_rate": 0.1}, {"patch_drop_rate": 0.1}],
+    [{f"{part}_rate": 0.1} for part in ("drop_path", "attn_drop", "proj_drop", "pos_drop", "patch_drop")],
     ids=str,
 )
 def test_dropping_in_training_is_refused(options):

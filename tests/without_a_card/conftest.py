@@ -42,7 +42,10 @@ def card(monkeypatch):
 
 def _unwrap_launches(monkeypatch):
     """Triton's interpreter gets the memory behind the tensors, all of which must be on one device."""
-    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    try:
+        from triton.runtime import interpreter
+    except ImportError:  # then nothing is launched: there is no Triton for macOS
+        return
     run = interpreter.InterpretedFunction.run
 
     def unwrapped(self, *args, **kwargs):

@@ -1,6 +1,8 @@
 """What is said of a file that does not load as a model's weights."""
 
 import argparse
+import io
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -47,7 +49,13 @@ def test_files_that_are_no_checkpoints_are_called_so(tmp_path):
     torch.save(WEIGHT, tmp_path / "whole.pt")
     whole = (tmp_path / "whole.pt").read_bytes()
     save_file(WEIGHT, tmp_path / "weights.safetensors")
+    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
+        archive.writestr("note.txt", "hello")
+    old = io.BytesIO()
+    torch.save({"args": argparse.Namespace(a=1)}, old, _use_new_zipfile_serialization=False)
     files = {
+        "archive.pt": ((tmp_path / "archive.zip").read_bytes(), "it is no file of torch.save"),
+        "old.pt": (old.getvalue(), "it holds Python objects besides tensors"),
         "cut.pt": (whole[: len(whole) // 2], "it is cut off or damaged"),
         "text.pt": (b"hello\n", "it is no file of torch.save"),
         "empty.pt": (b"", "it is no file of torch.save"),

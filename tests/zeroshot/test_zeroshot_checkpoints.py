@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -6,6 +7,8 @@ import open_clip
 import pytest
 import torch
 
+from openclip_linattn import registration
+from openclip_linattn.configs import builtin_folder
 from openclip_linattn.epochs import recorded_epoch
 from openclip_linattn.errors import UserError
 from openclip_linattn.zeroshot.checkpoints import Checkpoint, CheckpointError, find_checkpoints, read_params
@@ -182,6 +185,18 @@ def test_a_device_that_is_not_there_is_explained() -> None:
     assert choose_device("cpu") == CPU
     with pytest.raises(UserError, match="device 'tpu9' cannot be used"):
         choose_device("tpu9")
+
+
+def test_a_config_beside_a_lone_file_is_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_MODEL_CONFIG_PATHS", "_MODEL_CONFIGS"):
+        monkeypatch.setattr(open_clip.factory, name, getattr(open_clip.factory, name).copy())
+    monkeypatch.setattr(registration, "_models", dict(registration._models))
+    own = "own-ViT-T32-8-linear"
+    shutil.copy(builtin_folder() / "ViT-T32-8-linear.json", tmp_path / f"{own}.json")
+    (tmp_path / "lone.pt").touch()
+    for name in (own, "own-ViT-T32/8-linear"):
+        (found,) = find_checkpoints([tmp_path / "lone.pt"], name)
+        assert check_model_name(found.model) == own
 
 
 def test_a_model_that_is_meant_for_some_checkpoints_is_not_given_to_runs_of_another(tmp_path: Path) -> None:

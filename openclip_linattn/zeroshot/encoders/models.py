@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from openclip_linattn.errors import UserError
-from openclip_linattn.registration import add_model_configs, model_name
+from openclip_linattn.registration import model_name
 from openclip_linattn.zeroshot.checkpoints import Checkpoint, CheckpointError
 from openclip_linattn.zeroshot.encoders.unloadable import first_lines, why_unloadable
 from openclip_linattn.zeroshot.sets.reading import Transform
@@ -58,7 +58,6 @@ def load_model(checkpoint: Checkpoint, *, device: torch.device, precision: str) 
 
     Raises CheckpointError when the name is unknown, or the file is not a checkpoint of that model.
     """
-    _register_own_config(checkpoint)
     name = check_model_name(checkpoint.model)
     try:
         model, _, transform = open_clip.create_model_and_transforms(
@@ -74,13 +73,6 @@ def load_model(checkpoint: Checkpoint, *, device: torch.device, precision: str) 
             f"{checkpoint.path} does not load as {name}{size}: {why_unloadable(checkpoint.path, error)}"
         ) from error
     return LoadedModel(model.eval(), tokenizer, transform, device, precision)
-
-
-def _register_own_config(checkpoint: Checkpoint) -> None:
-    """`convert` leaves a config beside its file where no registered model has the shape."""
-    config = checkpoint.path.with_name(f"{checkpoint.model}.json")
-    if checkpoint.run is None and config.is_file() and checkpoint.model not in open_clip.list_models():
-        add_model_configs(config)
 
 
 def choose_device(name: str) -> torch.device:

@@ -4,6 +4,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -42,13 +43,15 @@ def _read(path: Path) -> Any:
 def _no_checkpoint(path: Path, error: Exception) -> str:
     if "TorchScript" in str(error):
         return "it is a TorchScript archive, and OpenCLIP loads state dicts: save that of the model with torch.save"
-    if zipfile.is_zipfile(path):
+    whole = zipfile.is_zipfile(path)
+    if isinstance(error, UnpicklingError) and (whole or "Unsupported global" in str(error)):
         return (
             "it holds Python objects besides tensors, which OpenCLIP does not load: save the state dict alone"
         )
     with path.open("rb") as file:
         if file.read(2) == b"PK":
-            return "it is cut off or damaged; fetch or write it again"
+            what = "no file of torch.save, or damaged" if whole else "cut off or damaged"
+            return f"it is {what}; fetch or write it again"
     return "it is no file of torch.save (and a safetensors file must be named .safetensors)"
 
 

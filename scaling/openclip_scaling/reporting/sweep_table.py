@@ -33,7 +33,8 @@ def sweep_table(frame: pd.DataFrame, settings: Settings) -> str:
         return ""
     heads = [settings.by, "size, samples", *(f"{rate:g}" for rate in rates)]
     rows = [
-        f"{metric.label} at the end of training by learning rate; in bold, the best of each row; fits use these:",
+        f"{metric.label} at the end of training by learning rate; in bold, the best of those with the most runs, which "
+        "the fits use:",
         "",
         f"| {' | '.join(map(escaped, heads))} |",
         "|" + "---|" * len(heads),
@@ -45,7 +46,7 @@ def sweep_table(frame: pd.DataFrame, settings: Settings) -> str:
 
 
 def _cells(points: Points, plan: Plan, rates: list[float]) -> dict[str, list[str]]:
-    """For every cell the numbers of its rates, as text."""
+    """For every cell the numbers of its rates, as text; cells in the order of their scale."""
     ends: dict[tuple[str, float | None], list[float]] = {}
     last = last_of_each_run(points)
     for run, value in zip(last.run, last.y.tolist(), strict=True):
@@ -58,4 +59,4 @@ def _cells(points: Points, plan: Plan, rates: list[float]) -> dict[str, list[str
         mean = f"{np.exp(np.mean(np.log(ends[cell, rate]))):.4g}"
         return f"**{mean}**" if rate == best[cell] else mean
 
-    return {cell: [number(cell, rate) for rate in rates] for cell in sorted(best)}
+    return {cell: [number(cell, rate) for rate in rates] for cell in best}
