@@ -152,7 +152,7 @@ def gib(count):
 def times_by_size(rows):
     """One image without gradients in low memory: the time of each tower, and softmax's over the other's."""
     names = [f"`{name}`" for pair in RESOLUTION_PAIRS for name in (*pair, "ratio")]
-    lines = [f"| px | tokens | {' | '.join(names).replace('`ratio`', 'ratio')} |", "|" + "---|" * 8]
+    lines = [f"| side, px | tokens | {' | '.join(names).replace('`ratio`', 'ratio')} |", "|" + "---|" * 8]
     for pixels in sorted({pixels for _, mode, pixels in rows if mode == "low memory"}):
         cells = [f"{pixels}", f"{int(rows['ViT-S-16-softmax', 'low memory', pixels]['tokens']):,}"]
         for pair in RESOLUTION_PAIRS:
